@@ -1,0 +1,1 @@
+"""The actor runtime: mailboxes, deadlines, cancellation, supervision, journal, replay. Imports messages only."""

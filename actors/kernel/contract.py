@@ -1,0 +1,134 @@
+"""What the actor runtime promises.
+
+Order
+    Messages from one sender to one actor are dequeued in the order in which they were accepted. Nothing is promised
+    between senders. System messages (stop, cancel, child failed) overtake user messages.
+At most once
+    A message is handled once or never, restarts included: the message that crashed an incarnation is not run again.
+Every ask ends exactly once
+    With the reply; with the handler's exception; with DeadlineExceeded (queued or running), ActorStopped, MailboxFull,
+    Overloaded, AskCycle or HandlerFailed; or with the caller's own CancelledError. Nobody waits for a timeout when the
+    answer is already known. A late reply is counted as a dead letter and never raises in the callee.
+Deadlines
+    Absolute on the loop clock; the earliest of the explicit timeout, the deadline of the message being handled and the
+    actor's cap. Checked at enqueue (refused when past, or when the queue cannot be worked off within 80 % of what is
+    left), at dequeue (not started when less is left than the mean service time) and while running (withdrawn).
+Withdrawal
+    When the caller is cancelled or its deadline passes, a queued message never starts and a running handler gets one
+    cancel at its next await. Tells are never withdrawn.
+Critical sections
+    Inside ``context.critical`` a withdrawal or soft stop is recorded and delivered at the end of the section. Asking
+    another actor inside one is an error.
+Blocking work
+    ``context.blocking`` runs in the actor's bounded pool and is awaited to its end, always. On a cancel its budget is
+    cancelled; if it still returns a result, ``undo`` is run with it, exactly once, before the cancel goes on.
+Concurrency
+    One handler at a time, except for message types the actor declares ``concurrent``; those run as child tasks of the
+    actor, bounded, and end before it does.
+Supervision
+    A handler's HostWeightsError is its answer, not a crash. Any other exception ends the incarnation: the asker gets
+    HandlerFailed and the supervisor decides (restart within intensity and backoff, else stop and escalate).
+    Supervision is rest-for-one over the order in which actors were started.
+No orphans
+    Every task and thread belongs to an actor; a stopped system has none.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from ...messages.base import Message
+from ...messages.budget import Budget
+
+T = TypeVar("T")
+
+
+class Context(Protocol):
+    """What a handler may do. Valid while its handler runs; everything that is an input is recorded for replay."""
+
+    def now(self) -> float:
+        """The loop clock, in seconds."""
+        ...
+
+    def new_id(self, prefix: str) -> str:
+        """A fresh id, unique on this host: ``prefix`` and a random part."""
+        ...
+
+    def remaining_s(self) -> float | None:
+        """Seconds until this message's deadline; None without one."""
+        ...
+
+    async def ask(self, recipient: str, message: Message, *, timeout_s: float | None = None) -> Message:
+        """Ask another actor and wait for its reply; raises what ends an ask."""
+        ...
+
+    def tell(self, recipient: str, message: Message) -> None:
+        """Send without waiting; raises MailboxFull."""
+        ...
+
+    def emit(self, event: Message) -> None:
+        """Publish an event to subscribers; never waits, never raises. A slow subscriber loses its oldest events."""
+        ...
+
+    async def effect(self, effect: Message) -> Message:
+        """Do something outside the actors through ``Actor.perform``; in a replay the recorded outcome is returned."""
+        ...
+
+    async def blocking(self, call: Callable[[Budget], T], undo: Callable[[T], None] | None = None) -> T:
+        """Run blocking work in the actor's pool; for ``Actor.perform`` only, since its result is not recorded."""
+        ...
+
+    def critical(self, name: str) -> AbstractAsyncContextManager[None]:
+        """A section that a withdrawal or soft stop does not tear."""
+        ...
+
+
+class Actor(Protocol):
+    """One incarnation. Its state is its own; nothing outside touches it."""
+
+    async def started(self, context: Context) -> None:
+        """Before the first message. Raising counts as a crash."""
+        ...
+
+    async def receive(self, message: Message, context: Context) -> Message | None:
+        """Handle one message; the result answers an ask."""
+        ...
+
+    async def perform(self, effect: Message, context: Context) -> Message:
+        """Carry out an effect on the real ports; not called in a replay."""
+        ...
+
+    async def stopped(self, context: Context) -> None:
+        """After the last message, on every kind of end; give back what this incarnation alone holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a crashed actor is started again: at most ``limit`` times in ``window_s``, with growing pauses."""
+
+    limit: int = 3
+    window_s: float = 30.0
+    backoff_s: float = 0.1
+    backoff_limit_s: float = 10.0
+    restart_on: tuple[type[Exception], ...] = ()
+    """Declared transient faults; any other exception stops the actor and escalates."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """How to run one actor."""
+
+    name: str
+    create: Callable[[], Actor]
+    accepts: tuple[type[Message], ...]
+    settings: Message | None = None
+    """What a replay needs to build the actor again; written to the journal at every start."""
+    concurrent: tuple[type[Message], ...] = ()
+    concurrency_limit: int = 64
+    mailbox_limit: int = 1024
+    workers: int = 2
+    """Threads in the pool for blocking work."""
+    deadline_cap_s: float | None = None
+    restart: RestartPolicy = field(default_factory=RestartPolicy)

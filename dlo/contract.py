@@ -1,0 +1,132 @@
+"""The ports of distributed layerwise offload: device, host backing, and what a streamed model promises.
+
+Vocabulary. *Block*: a module whose parameters travel together. *Slot*: device memory for one block. *Ring*: the slots
+and which block each holds. *Staging*: bounded host memory in which scattered tensors are packed. *Backing*: where a
+block's host bytes are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from ..messages.plan import BlockPlan
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def done(self) -> bool:
+        """Whether the stream has passed this point; never blocks."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the stream has passed this point; raises what the work before it raised."""
+        ...
+
+
+class Stream(Protocol):
+    """Work in first-in-first-out order, asynchronous to the caller."""
+
+    @property
+    def name(self) -> str:
+        """For traces and errors."""
+        ...
+
+    def record(self) -> Event:
+        """Mark the point after everything submitted so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Make work submitted from now on start only after ``event``; does not block the caller."""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes, in stream order: both uint8, one dimension, equal length.
+
+        ``target`` is device memory from ``Device.allocate`` (or a view of it) or staging; ``source`` is host memory
+        that stays valid and unchanged until an event recorded after this call is done.
+        """
+        ...
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run host work (packing) in stream order, off the calling thread."""
+        ...
+
+
+class Device(Protocol):
+    """A device that computes from slots.
+
+    The compute stream is an argument-free notion here: work that the calling thread launches from now on. On the cpu
+    device that is the thread itself.
+    """
+
+    @property
+    def name(self) -> str:
+        """As given by the user: ``cpu``, ``cuda:1``."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where slots and resident tensors live; the index is fixed."""
+        ...
+
+    def stream(self, name: str) -> Stream:
+        """Make a stream; it ends with ``close``."""
+        ...
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Device memory: uint8, one dimension, aligned to at least 256 bytes, owned by the result."""
+        ...
+
+    def allocate_staging(self, size_bytes: int) -> torch.Tensor:
+        """Host memory fit for fast copies (pinned where that exists): uint8, one dimension, exactly this size."""
+        ...
+
+    def compute_wait(self, event: Event) -> float:
+        """Make compute launched from now on start after ``event``; returns the seconds the caller was blocked."""
+        ...
+
+    def compute_record(self) -> Event:
+        """Mark the point after all compute the calling thread has launched so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until every stream of this device object is idle; raises the first failure among their work."""
+        ...
+
+    def close(self) -> None:
+        """Synchronize and end all streams and threads. Idempotent. Memory handed out stays valid."""
+        ...
+
+
+class HostBacking(Protocol):
+    """The host bytes of a model's blocks, in slot layout.
+
+    ``blocks`` describes each block; ``extent`` or ``pack`` gives its bytes. Constant while attached: the bytes of a
+    block never change, so a copy can be repeated.
+    """
+
+    @property
+    def blocks(self) -> Sequence[BlockPlan]:
+        """Layout of each block, in execution order."""
+        ...
+
+    def extent(self, block: int) -> torch.Tensor | None:
+        """The block's bytes as one host tensor (uint8, one dimension, ``size_bytes`` long), or None if scattered."""
+        ...
+
+    def pack(self, block: int, target: torch.Tensor) -> None:
+        """Write the block's bytes into ``target`` (uint8, ``size_bytes`` long); runs on a background thread."""
+        ...
+
+    def parked(self, block: int) -> Sequence[torch.Tensor]:
+        """One host tensor per tensor of the block, with real values: what parameters hold between uses.
+
+        Safe to write to by accident (private, or copy-on-write), so that an in-place write never kills the process.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let the host memory go; called once, after the last copy is done."""
+        ...

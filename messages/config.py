@@ -1,0 +1,67 @@
+"""The configuration, as one typed value."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from .base import Path, Record
+
+
+class Mode(StrEnum):
+    """What the host weight runtime may do."""
+
+    DISABLED = "disabled"
+    """Touch nothing: no probe, no directory; load canonically."""
+    PREFERRED = "preferred"
+    """Use an exact lease when one can be had, else load canonically and say why."""
+    REQUIRED = "required"
+    """Fail unless an exact lease can be had."""
+
+
+class Validation(StrEnum):
+    """How much of an artifact is checked before it is leased."""
+
+    METADATA = "metadata"
+    """Markers, manifest, headers, names, sizes; no payload byte is read."""
+    FULL = "full"
+    """The same, and every digest."""
+
+
+class WaitPolicy(Record, frozen=True, kw_only=True):
+    """How long each kind of coordination may wait for another process."""
+
+    domain_s: Annotated[float, Meta(gt=0.0)] = 10.0
+    lookup_s: Annotated[float, Meta(gt=0.0)] = 10.0
+    build_s: Annotated[float, Meta(gt=0.0)] = 600.0
+
+
+class ProductionPolicy(Record, frozen=True, kw_only=True):
+    """When artifacts are made.
+
+    ``build_before_load`` publishes from the checkpoint first, with no model; ``publish_after_load`` publishes a
+    canonically loaded model in the background, and ``adopt`` then re-binds the model to the shared pages.
+    """
+
+    build_before_load: bool = False
+    publish_after_load: bool = True
+    adopt: bool = True
+
+
+class RuntimePolicy(Record, frozen=True, kw_only=True):
+    """Limits of the actor runtime."""
+
+    mailbox_limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    shutdown_s: Annotated[float, Meta(gt=0.0)] = 30.0
+    journal: Path | None = None
+
+
+class Config(Record, frozen=True, kw_only=True):
+    """All settings. ``root`` is the store's directory on a local disk or tmpfs; it is made when missing."""
+
+    root: Path
+    mode: Mode = Mode.PREFERRED
+    validation: Validation = Validation.METADATA
+    wait: WaitPolicy = WaitPolicy()
+    production: ProductionPolicy = ProductionPolicy()
+    runtime: RuntimePolicy = RuntimePolicy()

@@ -1,0 +1,77 @@
+"""What names an artifact: every field that can change its bytes, and nothing else.
+
+Never a device, a rank that shares bytes, a path or a process-specific value. The canonical form and the key are
+made by ``hwr.identity``.
+"""
+
+from enum import StrEnum
+
+from .base import Count, Digest, Name, Record
+
+IDENTITY_SCHEMA = 1
+
+
+class AdaptationKind(StrEnum):
+    """What was done to the base weights before publication."""
+
+    BASE = "base"
+    MERGED = "merged"
+
+
+class SourceIdentity(Record, frozen=True, kw_only=True):
+    """Where the weights come from: their content, never their path."""
+
+    model: Name
+    content: Digest
+
+
+class ComponentIdentity(Record, frozen=True, kw_only=True):
+    """Which part of the model, and exactly which tensors it owns."""
+
+    name: Name
+    ownership: Digest
+
+
+class RepresentationIdentity(Record, frozen=True, kw_only=True):
+    """How values are stored."""
+
+    name: Name
+    dtype: Name
+
+
+class LayoutIdentity(Record, frozen=True, kw_only=True):
+    """How tensors are laid out; a parallel coordinate stands here only when it changes bytes."""
+
+    name: Name
+    tp_size: Count = 1
+    tp_rank: Count = 0
+
+
+class AdaptationIdentity(Record, frozen=True, kw_only=True):
+    """Base weights, or a merged adapter with its fingerprint and merge rule."""
+
+    kind: AdaptationKind = AdaptationKind.BASE
+    fingerprint: Digest | None = None
+    merge_rule: Name | None = None
+
+
+class ProducerIdentity(Record, frozen=True, kw_only=True):
+    """Who wrote the artifact; ``implementation`` changes whenever produced bytes could."""
+
+    name: Name
+    version: Count
+    implementation: Name
+
+
+class ArtifactIdentity(Record, frozen=True, kw_only=True):
+    """The full name of an artifact; its key is the digest of its canonical form."""
+
+    schema: Count = IDENTITY_SCHEMA
+    source: SourceIdentity
+    component: ComponentIdentity
+    representation: RepresentationIdentity
+    layout: LayoutIdentity
+    adaptation: AdaptationIdentity = AdaptationIdentity()
+    producer: ProducerIdentity
+    manifest_schema: Count
+    restorer_schema: Count

@@ -1,0 +1,60 @@
+"""The union of all messages, for whoever decodes one without knowing which it is."""
+
+from . import publisher, report, resolver, store, transport
+from .failure import Failure
+
+AnyMessage = (
+    Failure
+    | report.ResolutionReport
+    | report.PublicationReport
+    | report.Note
+    | store.Lookup
+    | store.Build
+    | store.Release
+    | store.ListLeases
+    | store.Leased
+    | store.Missed
+    | store.Released
+    | store.Leases
+    | store.OpenDomain
+    | store.DomainOpened
+    | store.LookupArtifact
+    | store.BuildArtifact
+    | store.CloseLease
+    | store.BuildProgress
+    | resolver.Resolve
+    | resolver.Resolved
+    | resolver.Identify
+    | resolver.Identified
+    | resolver.PlanRestore
+    | resolver.RestorePlanned
+    | resolver.CommitRestore
+    | resolver.Restored
+    | resolver.LoadCanonical
+    | resolver.CanonicalLoaded
+    | resolver.StageFailed
+    | publisher.Publish
+    | publisher.ListPublications
+    | publisher.Publications
+    | publisher.RegisterProducer
+    | publisher.ProducerRegistered
+    | publisher.ForgetProducer
+    | publisher.ProducerForgotten
+    | publisher.AdoptLease
+    | publisher.Adopted
+    | transport.Attach
+    | transport.Detach
+    | transport.Rebase
+    | transport.AnnounceForwards
+    | transport.ReadRing
+    | transport.Attached
+    | transport.Detached
+    | transport.Announced
+    | transport.Ring
+    | transport.AttachModel
+    | transport.DetachModel
+    | transport.RebaseModel
+    | transport.AnnounceModel
+    | transport.ReadModelRing
+)
+"""Any message or effect of the four actors."""

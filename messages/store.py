@@ -1,0 +1,126 @@
+"""Messages and effects of the StoreActor."""
+
+from .base import Count, Digest, Generation, Id, Message, Path, Record, SizeBytes
+from .config import Validation
+from .identity import ArtifactIdentity
+
+
+class LeaseInfo(Record, frozen=True, kw_only=True):
+    """A live lease, by id; the mapping itself stays in the process's resource table."""
+
+    lease_id: Id
+    key: Digest
+    generation: Generation
+    publication_id: Id
+    directory: Path
+    size_bytes: SizeBytes
+    tensors: Count
+    blocks: Count
+
+
+# --- requests and replies -------------------------------------------------------------------------------------------
+
+
+class Lookup(Message, frozen=True, kw_only=True, tag="store.lookup"):
+    """Ask for a lease on the exact artifact. Replies Leased or Missed; never builds."""
+
+    identity: ArtifactIdentity
+    validation: Validation
+
+
+class Build(Message, frozen=True, kw_only=True, tag="store.build"):
+    """Ask for a lease, building the artifact with a registered producer if it is missing.
+
+    Replies Leased. One builder per key and host; others wait by deadline and join. After an error or a cancel nothing
+    is visible that was not visible before, or the whole artifact is.
+    """
+
+    identity: ArtifactIdentity
+    producer_id: Id
+    validation: Validation
+
+
+class Release(Message, frozen=True, kw_only=True, tag="store.release"):
+    """Give a lease back. Replies Released; twice is harmless. Refused (lease_in_use) while anything holds it."""
+
+    lease_id: Id
+
+
+class ListLeases(Message, frozen=True, kw_only=True, tag="store.list_leases"):
+    """Replies Leases."""
+
+
+class Leased(Message, frozen=True, kw_only=True, tag="store.leased"):
+    """A lease was taken. ``built`` if this request made the artifact, ``joined`` if it waited for another builder."""
+
+    lease: LeaseInfo
+    built: bool = False
+    joined: bool = False
+
+
+class Missed(Message, frozen=True, kw_only=True, tag="store.missed"):
+    """No usable artifact. ``condemned`` counts generations that exist but must not be used."""
+
+    key: Digest
+    condemned: Count
+
+
+class Released(Message, frozen=True, kw_only=True, tag="store.released"):
+    """The lease is closed; ``known`` is False if it was already."""
+
+    lease_id: Id
+    known: bool
+
+
+class Leases(Message, frozen=True, kw_only=True, tag="store.leases"):
+    """All live leases of this process."""
+
+    leases: tuple[LeaseInfo, ...]
+
+
+# --- effects on the store port --------------------------------------------------------------------------------------
+
+
+class OpenDomain(Message, frozen=True, kw_only=True, tag="store.effect.open"):
+    """Open (and make, if missing) the store under a root. Outcome DomainOpened."""
+
+    root: Path
+
+
+class DomainOpened(Message, frozen=True, kw_only=True, tag="store.effect.opened"):
+    """The store is open."""
+
+    domain_id: Id
+    filesystem: str
+    read_only: bool
+
+
+class LookupArtifact(Message, frozen=True, kw_only=True, tag="store.effect.lookup"):
+    """Look up, validate and lease. Outcome Leased or Missed."""
+
+    lease_id: Id
+    identity: ArtifactIdentity
+    validation: Validation
+
+
+class BuildArtifact(Message, frozen=True, kw_only=True, tag="store.effect.build"):
+    """Build or join, and lease. Outcome Leased."""
+
+    lease_id: Id
+    identity: ArtifactIdentity
+    producer_id: Id
+    validation: Validation
+
+
+class CloseLease(Message, frozen=True, kw_only=True, tag="store.effect.close"):
+    """Unmap and unlock. Outcome Released."""
+
+    lease_id: Id
+
+
+class BuildProgress(Message, frozen=True, kw_only=True, tag="store.event.progress"):
+    """Bytes written so far of one build; a snapshot, not every step is reported."""
+
+    key: Digest
+    written_bytes: SizeBytes
+    total_bytes: SizeBytes

@@ -1,0 +1,168 @@
+"""Messages and effects of the TransportActor."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from .base import Count, Id, Message, Name, Record, Seconds, SizeBytes
+
+SlotCount = Annotated[int, Meta(ge=2, le=64)]
+
+
+class Backing(StrEnum):
+    """Where a block's bytes come from, and how they travel."""
+
+    DIRECT = "direct"
+    """One copy per block from the shared mapping."""
+    STAGED = "staged"
+    """Packed into a bounded staging buffer by a background thread, then copied."""
+
+
+class BackingChoice(StrEnum):
+    """What the caller asks for."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    STAGED = "staged"
+
+
+class RingStats(Record, frozen=True, kw_only=True):
+    """Counters of a slot ring since it was attached.
+
+    ``copies``: blocks copied into a slot. ``hits``: blocks that were in a slot, or on their way there by a right guess.
+    ``stalls``: blocks that compute had to wait for, right guess or wrong. ``wrong_guesses``: prefetched blocks that
+    were overwritten unused.
+    """
+
+    forwards: Count = 0
+    copies: Count = 0
+    hits: Count = 0
+    stalls: Count = 0
+    wrong_guesses: Count = 0
+    copied_bytes: SizeBytes = 0
+    stall_s: Seconds = 0.0
+
+
+class AttachmentInfo(Record, frozen=True, kw_only=True):
+    """A model attached for streaming."""
+
+    attachment_id: Id
+    model_id: Id
+    lease_id: Id | None
+    device: Name
+    backing: Backing
+    slots: Count
+    blocks: tuple[Name, ...]
+    block_bytes: SizeBytes
+    slot_bytes: SizeBytes
+
+
+# --- requests and replies -------------------------------------------------------------------------------------------
+
+
+class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
+    """Stream a loaded model's blocks through slots of a device. Replies Attached.
+
+    After an error or a cancel the model is as it was. ``lease_id`` is the model's lease, or None for private tensors.
+    """
+
+    attachment_id: Id
+    model_id: Id
+    lease_id: Id | None
+    device: Name
+    slots: SlotCount
+    backing: BackingChoice
+
+
+class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):
+    """Stop streaming. Replies Detached; twice is harmless.
+
+    ``terminal`` drops the model's streamed tensors; otherwise the model is usable again, bound to its host tensors.
+    """
+
+    attachment_id: Id
+    terminal: bool
+
+
+class Rebase(Message, frozen=True, kw_only=True, tag="transport.rebase"):
+    """Between two blocks, move an attachment to a lease that holds equal bytes. Replies Attached."""
+
+    attachment_id: Id
+    lease_id: Id
+
+
+class AnnounceForwards(Message, frozen=True, kw_only=True, tag="transport.announce"):
+    """Say how many forwards will follow, so that the last wrap-around prefetch is not made. Replies Announced."""
+
+    attachment_id: Id
+    forwards: Count
+
+
+class ReadRing(Message, frozen=True, kw_only=True, tag="transport.read_ring"):
+    """Replies Ring."""
+
+    attachment_id: Id
+
+
+class Attached(Message, frozen=True, kw_only=True, tag="transport.attached"):
+    """The model streams."""
+
+    info: AttachmentInfo
+
+
+class Detached(Message, frozen=True, kw_only=True, tag="transport.detached"):
+    """The model does not stream any more; ``known`` is False if it already did not."""
+
+    attachment_id: Id
+    known: bool
+
+
+class Announced(Message, frozen=True, kw_only=True, tag="transport.announced"):
+    """The ring knows."""
+
+    attachment_id: Id
+    forwards: Count
+
+
+class Ring(Message, frozen=True, kw_only=True, tag="transport.ring"):
+    """A snapshot of a ring's counters."""
+
+    attachment_id: Id
+    stats: RingStats
+
+
+# --- effects on the device port -------------------------------------------------------------------------------------
+
+
+class AttachModel(Message, frozen=True, kw_only=True, tag="transport.effect.attach"):
+    """Build slots and hooks. Outcome Attached."""
+
+    request: Attach
+
+
+class DetachModel(Message, frozen=True, kw_only=True, tag="transport.effect.detach"):
+    """Drain copies, remove hooks, free slots. Outcome Detached."""
+
+    attachment_id: Id
+    terminal: bool
+
+
+class RebaseModel(Message, frozen=True, kw_only=True, tag="transport.effect.rebase"):
+    """Drain copies and swap the host backing. Outcome Attached."""
+
+    attachment_id: Id
+    lease_id: Id
+
+
+class AnnounceModel(Message, frozen=True, kw_only=True, tag="transport.effect.announce"):
+    """Tell a ring how many forwards follow. Outcome Announced."""
+
+    attachment_id: Id
+    forwards: Count
+
+
+class ReadModelRing(Message, frozen=True, kw_only=True, tag="transport.effect.read"):
+    """Read a ring's counters. Outcome Ring."""
+
+    attachment_id: Id

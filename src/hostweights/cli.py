@@ -1,0 +1,5 @@
+"""The ``hostweights`` command."""
+
+
+def main() -> None:
+    """Entry point."""
