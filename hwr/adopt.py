@@ -1,0 +1,80 @@
+"""Adoption: a live model moves from its private tensors to leased pages, between two forwards."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..messages.budget import Budget
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from .contract import Lease
+from .gate import ForwardGate
+from .module_tensors import Place
+from .ownership import collect_ownership, tensor_groups
+from .records import ModelRecord
+from .restore import check_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """One place, the tensor object there, its memory now, and the memory it gets."""
+
+    place: Place
+    live: torch.Tensor
+    old: torch.Tensor
+    view: torch.Tensor
+
+
+def adopt(module: nn.Module, record: ModelRecord, lease: Lease, gate: ForwardGate, budget: Budget) -> int:
+    """Re-bind a loaded model's parameters and persistent buffers to a lease; returns the bytes the model let go.
+
+    Tensor objects, flags and ties stay; only their memory changes, while no forward runs. The values must be equal,
+    as they are in an artifact of the model's own identity; they are not compared. The lease must outlive the model or
+    its next re-binding. Bytes are free once nobody else (a producer) refers to them.
+
+    All or nothing: every view is made and checked before the gate is taken, and a fault in the middle swaps back.
+    Raises restore_plan_failed or a cancel with the model untouched, restore_commit_failed with the model as it was.
+    """
+    if lease.closed:
+        raise _refused(f"lease {lease.lease_id} is closed", "")
+    check_manifest(collect_ownership(module, record), lease.manifest)
+    groups = tensor_groups(module)
+    swaps = [_prepare(place, lease.tensor(name)) for name, group in groups.items() for place in group]
+    with gate.exclusive(budget):
+        for swap in swaps:
+            if swap.place.tensor is not swap.live or swap.live.data_ptr() != swap.old.data_ptr():
+                raise _refused(f"tensor {swap.place.name} was re-bound by someone else", swap.place.name)
+        _swap_all(swaps)
+    # Ties count once: they have one address.
+    return sum({swap.old.data_ptr(): swap.old.nbytes for swap in swaps}.values())
+
+
+def _prepare(place: Place, view: torch.Tensor) -> _Swap:
+    live = place.tensor
+    for what, found, expected in (
+        ("device", view.device, live.device),
+        ("shape", view.shape, live.shape),
+        ("dtype", view.dtype, live.dtype),
+        ("stride", view.stride(), live.stride()),
+    ):
+        if found != expected:
+            raise _refused(f"tensor {place.name}: the lease gives {what} {found}, the model has {expected}", place.name)
+    return _Swap(place, live, live.data, view)
+
+
+def _swap_all(swaps: list[_Swap]) -> None:
+    done: list[_Swap] = []
+    try:
+        for swap in swaps:
+            done.append(swap)
+            swap.live.data = swap.view
+    except Exception as problem:
+        for swap in reversed(done):
+            swap.live.data = swap.old
+        name = done[-1].place.name
+        text = f"tensor {name} could not be re-bound: {problem}; the model is as it was"
+        raise error(Stage.RESTORATION, Code.RESTORE_COMMIT_FAILED, text, tensor=name) from problem
+
+
+def _refused(text: str, tensor: str) -> HostWeightsError:
+    return error(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, text, tensor=tensor)

@@ -1,0 +1,147 @@
+"""Which files make up a checkpoint: a file, an indexed directory, or a directory with one file."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from .source_files import open_failure, open_regular, stamp_of
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+_CANONICAL = ("model", "diffusion_pytorch_model")
+_MAX_INDEX_BYTES = 100_000_000
+_SAFE_PART = re.compile(r"[^\x00/\\]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The files to open: relative name -> path as named, and for an index the file name of each key."""
+
+    root: Path
+    files: Mapping[str, Path]
+    assignment: Mapping[str, str] | None
+
+
+def select_files(path: Path) -> Selection:
+    """Decide which files a checkpoint consists of, without opening any of them but the index.
+
+    Raises source_missing when there is nothing to load, source_ambiguous when there are several sets and no index,
+    source_corrupt for a bad index.
+    """
+    root = Path(path).absolute()
+    if root.is_dir():
+        return _select_in_directory(root)
+    if not root.name.endswith(SUFFIX):
+        raise error(
+            Stage.SOURCE,
+            Code.SOURCE_MISSING,
+            f"{root} is neither a directory nor a {SUFFIX} file; expected a checkpoint file or its directory",
+            file=root,
+        )
+    return Selection(root.parent, {root.name: root}, None)
+
+
+def resolve_link(path: Path) -> Path:
+    """Follow links once, to the file that holds the bytes; source_missing when they dangle or loop."""
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError) as problem:
+        # Up to Python 3.12 a loop is a RuntimeError, later an OSError.
+        if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError) and problem.errno is not None:
+            failure = open_failure(path, problem)
+            if failure.code is not Code.IO_ERROR:
+                raise failure from problem
+        text = f"{path} does not exist, or its links dangle or loop"
+        raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=path) from problem
+
+
+def _select_in_directory(root: Path) -> Selection:
+    try:
+        names = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith("."))
+    except OSError as problem:
+        raise open_failure(root, problem) from problem
+    index = _choose_index(root, [name for name in names if name.endswith(INDEX_SUFFIX)])
+    if index is not None:
+        return _select_by_index(root, index)
+    files = [name for name in names if name.endswith(SUFFIX)]
+    if len(files) > 1:
+        raise _several(root, files, "no index says which of them belong together")
+    if not files:
+        wanted = ", ".join(f"{name}{SUFFIX}" for name in _CANONICAL)
+        text = f"{root} holds no checkpoint: looked for *{INDEX_SUFFIX}, {wanted}, or one *{SUFFIX} file"
+        raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root)
+    return Selection(root, {files[0]: root / files[0]}, None)
+
+
+def _choose_index(root: Path, found: list[str]) -> str | None:
+    """The only index, or the one with a canonical name among several."""
+    if len(found) > 1:
+        canonical = [name for name in found if name.removesuffix(INDEX_SUFFIX) in _CANONICAL]
+        if len(canonical) != 1:
+            raise _several(root, found, "more than one index")
+        return canonical[0]
+    return found[0] if found else None
+
+
+def _several(root: Path, names: list[str], why: str) -> HostWeightsError:
+    text = f"{root} holds {', '.join(names)}: {why}; name the file to load, or remove the others"
+    return error(Stage.SOURCE, Code.SOURCE_AMBIGUOUS, text, file=root, found=", ".join(names))
+
+
+def _select_by_index(root: Path, index: str) -> Selection:
+    assignment = _read_index(root / index)
+    files = {name: root / name for name in sorted(set(assignment.values()))}
+    missing = [name for name, path in files.items() if not path.is_file()]
+    if missing:
+        text = f"{root / index} names {len(files)} files, {len(missing)} are missing or no files: {', '.join(missing)}"
+        raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root / index, missing=", ".join(missing))
+    return Selection(root, files, assignment)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    with open_regular(path) as (descriptor, status):
+        size_bytes = stamp_of(path, status).size_bytes
+        if size_bytes > _MAX_INDEX_BYTES:
+            text = f"has {size_bytes} bytes, more than the limit of {_MAX_INDEX_BYTES}"
+            raise _bad_index(path, text)
+        with open(descriptor, "rb", closefd=False) as stream:
+            text_bytes = stream.read(size_bytes)
+    try:
+        document: object = json.loads(text_bytes.decode(), object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except (ValueError, RecursionError) as problem:
+        raise _bad_index(path, f"is not valid JSON: {problem}") from problem
+    weight_map: object = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise _bad_index(path, "has no weight_map of tensor names to file names")
+    assignment: dict[str, str] = {}
+    for key, name in weight_map.items():
+        assignment[str(key)] = _checked_name(path, str(key), name)
+    return assignment
+
+
+def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+        raise _bad_index(path, f"names {twice} twice", tensor=twice)
+    return result
+
+
+def _checked_name(path: Path, key: str, name: object) -> str:
+    """A shard's name: relative, inside the checkpoint's folder as written. Where a link then leads is its owner's."""
+    if not isinstance(name, str) or not name.endswith(SUFFIX):
+        raise _bad_index(path, f"maps {key} to {name!r}, expected the name of a {SUFFIX} file", tensor=key)
+    parts = name.split("/")
+    if PurePosixPath(name).is_absolute() or any(
+        part in {".", ".."} or not _SAFE_PART.fullmatch(part) for part in parts
+    ):
+        raise _bad_index(path, f"maps {key} to {name!r}, which leaves the checkpoint's folder", tensor=key)
+    return name
+
+
+def _bad_index(path: Path, text: str, **details: object) -> HostWeightsError:
+    return error(Stage.SOURCE, Code.SOURCE_CORRUPT, f"index {path} {text}", retryable=False, file=path, **details)

@@ -1,0 +1,89 @@
+"""A cache of file digests, so that an unchanged file is hashed once per node."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from ..messages.base import Digest
+from ..messages.plan import FileStamp
+from .source_files import stamp_of
+
+_FORMAT: Final = 1
+_MAX_ENTRY_BYTES: Final = 65_536
+SETTLED_NS: Final = 2_000_000_000
+"""A file that changed less than this ago is not remembered: a later change could leave the same times."""
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was hashed, and the result."""
+
+    format: int
+    stamp: FileStamp
+    ctime_ns: int
+    digest: Digest
+
+
+class DigestCache:
+    """One small file per source path in a directory; best effort, never an error.
+
+    An entry counts only while device, inode, size, mtime and ctime of the source are what they were. Entries that
+    cannot be read or are not ours are ignored. Written by rename, so that a reader sees an entry whole or not; not
+    synced, since a lost entry costs one hash. Only users trusted with the weights may write to the directory.
+    """
+
+    def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._directory = directory
+        self._now_ns = now_ns
+
+    def digest(self, stamp: FileStamp, compute: Callable[[], str]) -> str:
+        """The remembered digest of the stamped file, or the one ``compute`` gives, remembered from now on."""
+        before = _change_time_ns(stamp)
+        entry = self._read(stamp)
+        if entry is not None and before is not None and entry.ctime_ns == before and entry.stamp == stamp:
+            return entry.digest
+        digest = compute()
+        settled = before is not None and self._now_ns() - max(before, stamp.mtime_ns) >= SETTLED_NS
+        if before is not None and settled and _change_time_ns(stamp) == before:
+            with suppress(OSError):
+                self._write(_Entry(_FORMAT, stamp, before, digest))
+        return digest
+
+    def _read(self, stamp: FileStamp) -> _Entry | None:
+        try:
+            with self._entry_path(stamp).open("rb") as stream:
+                entry = msgspec.json.decode(stream.read(_MAX_ENTRY_BYTES), type=_Entry)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return entry if entry.format == _FORMAT else None
+
+    def _entry_path(self, stamp: FileStamp) -> Path:
+        return self._directory / f"{blake3(os.fsencode(stamp.path)).hexdigest()}.json"
+
+    def _write(self, entry: _Entry) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".entry-")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(msgspec.json.encode(entry))
+            Path(temporary).replace(self._entry_path(entry.stamp))
+        except BaseException:
+            with suppress(OSError):
+                Path(temporary).unlink()
+            raise
+
+
+def _change_time_ns(stamp: FileStamp) -> int | None:
+    """The ctime of the stamped file, or None when another file lies there."""
+    path = Path(stamp.path)
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ctime_ns if stamp_of(path, status) == stamp else None

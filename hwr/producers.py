@@ -1,0 +1,142 @@
+"""Producers of final-layout artifacts, from a loaded model or from a checkpoint, and the identity of what they make.
+
+Both write the same bytes for the same weights, so both go by one name: what a cold start published after its load, a
+later warm-up from the checkpoint finds, and the other way round.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import nn
+
+from ..messages.budget import Budget
+from ..messages.failure import Code, Stage, error
+from ..messages.identity import (
+    ArtifactIdentity,
+    ComponentIdentity,
+    LayoutIdentity,
+    ProducerIdentity,
+    RepresentationIdentity,
+    SourceIdentity,
+)
+from ..messages.manifest import MANIFEST_SCHEMA
+from ..messages.plan import WeightPlan
+from .binding_reader import read_binding
+from .checkpoint import Checkpoint
+from .contract import ProductionPlan, TensorSpec
+from .load import require_same_files
+from .ownership import ROLES, Ownership, ownership_digest, tensor_groups
+from .records import ModelRecord
+from .restore import RESTORER_SCHEMA
+
+PRODUCER_NAME: Final = "final-layout"
+PRODUCER_VERSION: Final = 1
+REPRESENTATION: Final = "final"
+MIXED_DTYPE: Final = "mixed"
+
+
+def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, model_name: str) -> ArtifactIdentity:
+    """The identity of the final-layout artifact of a model: equal for equal bytes, whoever makes them."""
+    dtypes = {tensor.dtype for tensor in ownership.tensors}
+    return ArtifactIdentity(
+        source=SourceIdentity(model=model_name, content=source_digest),
+        component=ComponentIdentity(name=record.component, ownership=ownership_digest(ownership)),
+        representation=RepresentationIdentity(
+            name=REPRESENTATION, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
+        ),
+        layout=LayoutIdentity(name=f"blocks:{','.join(record.blocks)}"),
+        producer=ProducerIdentity(
+            name=PRODUCER_NAME,
+            version=PRODUCER_VERSION,
+            implementation=f"{record.record_id}/{record.version}",
+        ),
+        manifest_schema=MANIFEST_SCHEMA,
+        restorer_schema=RESTORER_SCHEMA,
+    )
+
+
+def production_plan(ownership: Ownership) -> ProductionPlan:
+    """What a producer writes for these tensors."""
+    specs = tuple(
+        TensorSpec(tensor.name, tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.block)
+        for tensor in ownership.tensors
+    )
+    return ProductionPlan(specs, ownership.blocks, ownership.aliases)
+
+
+class ModelProducer:
+    """Publishes a loaded model.
+
+    References to the tensors' memory are taken now and kept for the producer's life: the model may be re-bound or
+    dropped meanwhile. Whoever changes a weight in place during ``produce`` makes it fail.
+    """
+
+    def __init__(self, module: nn.Module, ownership: Ownership) -> None:
+        """Raises producer_failed when a tensor has no memory, and what ``tensor_groups`` raises."""
+        live = {name: group[0].tensor for name, group in tensor_groups(module).items()}
+        self._plan = production_plan(ownership)
+        self._tensors = [live[spec.name].detach() for spec in self._plan.tensors]
+        for spec, tensor in zip(self._plan.tensors, self._tensors, strict=True):
+            if tensor.device.type != "cpu":
+                text = f"tensor {spec.name} is on {tensor.device}: the model is not loaded, there is nothing to publish"
+                raise error(Stage.PRODUCTION, Code.PRODUCER_FAILED, text, tensor=spec.name)
+        self._versions = [_version(tensor) for tensor in self._tensors]
+
+    @property
+    def plan(self) -> ProductionPlan:
+        """What will be written."""
+        return self._plan
+
+    def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
+        """Yield the live tensors, C-contiguous; a copy is made only of one that is not.
+
+        Raises source_changed when a tensor was written to since the producer was made.
+        """
+        for spec, tensor, version in zip(self._plan.tensors, self._tensors, self._versions, strict=True):
+            budget.check()
+            yield tensor.resolve_conj().resolve_neg().contiguous()
+            if _version(tensor) != version:
+                raise error(
+                    Stage.PRODUCTION,
+                    Code.SOURCE_CHANGED,
+                    f"tensor {spec.name} was changed in place while it was published; publish again when it is at rest",
+                    retryable=True,
+                    tensor=spec.name,
+                )
+
+
+class CheckpointProducer:
+    """Publishes a checkpoint without a model: one tensor in memory at a time."""
+
+    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint) -> None:
+        """Raises source_changed when the plan was not made from this checkpoint."""
+        require_same_files(plan, checkpoint)
+        self._weights = plan
+        self._checkpoint = checkpoint
+        specs = tuple(
+            TensorSpec(binding.name, binding.kind, ROLES[binding.kind], binding.shape, binding.dtype, binding.block)
+            for binding in plan.bindings
+        )
+        self._plan = ProductionPlan(specs, plan.blocks, plan.aliases)
+
+    @property
+    def plan(self) -> ProductionPlan:
+        """What will be written."""
+        return self._plan
+
+    def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
+        """Yield each tensor in memory of its own, slices applied.
+
+        Raises source_changed or io_error; the source is compared with its stamps before, at each read and after.
+        """
+        self._checkpoint.verify_unchanged()
+        for binding in self._weights.bindings:
+            budget.check()
+            yield read_binding(self._checkpoint, binding, budget)
+        self._checkpoint.verify_unchanged()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to in place; an inference tensor does not count, and cannot be watched."""
+    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001  # torch has no public spelling

@@ -1,0 +1,69 @@
+"""Building a module without memory for its parameters."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from ..messages.manifest import TensorKind
+from .module_tensors import copy_attributes, places
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def build_skeleton(factory: Callable[[], ModuleT]) -> ModuleT:
+    """Call ``factory`` and return its module with every parameter on meta and every buffer as the factory made it.
+
+    A parameter goes to meta the moment it is registered, so the initialisation that a constructor runs afterwards
+    touches no memory and draws no random number. What is promised: at no time does more than one parameter of each
+    module under construction have memory, and none has when this returns. A factory that itself fills a tensor with
+    values before it registers it pays for that tensor, one at a time. Buffers are computed for real, since nothing
+    else could restore the ones that are not persistent. Ties stay ties.
+
+    The factory runs in the calling thread; modules that other threads build meanwhile are not touched. A factory that
+    needs the values of its parameters fails with torch's own error for meta tensors. Errors of the factory pass.
+    """
+    mover = _Mover()
+    handle = register_module_parameter_registration_hook(mover)  # type: ignore[arg-type]  # torch's stub forgets the result
+    try:
+        module = factory()
+    finally:
+        handle.remove()
+    for place in places(module):
+        if place.kind is TensorKind.PARAMETER:
+            moved = mover.move(place.tensor)
+            if moved is not None:
+                place.put(moved)
+    return module
+
+
+class _Mover:
+    """Moves parameters to meta; one object stays one object."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._moved: dict[int, tuple[weakref.ref[torch.Tensor], nn.Parameter]] = {}
+
+    def __call__(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:  # noqa: ARG002  # torch's signature
+        """The registration hook: what to register instead, or None to leave it."""
+        if parameter is None or threading.get_ident() != self._thread:
+            return None
+        return self.move(parameter)
+
+    def move(self, parameter: torch.Tensor) -> nn.Parameter | None:
+        """The meta twin of a plain parameter, or None for one that is on meta or of a class of its own."""
+        if type(parameter) is not nn.Parameter or parameter.device.type == "meta":
+            return None
+        known = self._moved.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return known[1]
+        # The new shape keeps the strides; the values, and any memory shared with another tensor, are left behind.
+        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+        twin = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        copy_attributes(parameter, twin)
+        self._moved[id(parameter)] = (weakref.ref(parameter), twin)
+        return twin

@@ -1,0 +1,92 @@
+"""The content identity of a checkpoint: what its bytes are, wherever they lie."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from ..messages.budget import Budget
+from ..messages.plan import FileStamp
+from .checkpoint import Checkpoint, CheckpointFile
+from .digest_cache import DigestCache
+from .source_files import CHUNK_BYTES, open_unchanged, read_at
+
+_SNAPSHOT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def source_digest(checkpoint: Checkpoint, cache: DigestCache | None, budget: Budget) -> str:
+    """One digest over name, size and content of each used file, and over which file each tensor is taken from.
+
+    Reads every byte of every file that neither ``cache`` knows nor a hub snapshot proves. Paths and times do not
+    enter. Raises source_changed when a file is not the one the checkpoint opened, before or after hashing.
+    """
+    checkpoint.verify_unchanged()
+    combined = blake3()
+    for index, file in enumerate(checkpoint.files):
+        _feed(combined, file.name, str(file.stamp.size_bytes), _content_of(file, cache, budget))
+        for key in sorted(key for key, tensor in checkpoint.tensors.items() if tensor.file == index):
+            _feed(combined, key)
+    checkpoint.verify_unchanged()
+    return combined.hexdigest()
+
+
+def _feed(hasher: blake3, *texts: str) -> None:
+    """Add texts, each behind its length, so that no two lists of texts give the same bytes."""
+    for text in texts:
+        encoded = text.encode()
+        hasher.update(len(encoded).to_bytes(8, "little") + encoded)
+
+
+def _content_of(file: CheckpointFile, cache: DigestCache | None, budget: Budget) -> str:
+    """The file's content digest, with the name of its function."""
+    proven = hub_digest(file.path)
+    if proven is not None:
+        return f"sha256:{proven}"
+    if cache is None:
+        return f"blake3:{_hash_file(file.stamp, budget)}"
+    return f"blake3:{cache.digest(file.stamp, lambda: _hash_file(file.stamp, budget))}"
+
+
+def _hash_file(stamp: FileStamp, budget: Budget) -> str:
+    hasher = blake3()
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, max(stamp.size_bytes, 1))))
+    with open_unchanged(stamp) as descriptor:
+        done = 0
+        while done < stamp.size_bytes:
+            piece = buffer[: min(len(buffer), stamp.size_bytes - done)]
+            read_at(descriptor, piece, done, stamp, budget)
+            hasher.update(piece)
+            done += len(piece)
+    return hasher.hexdigest()
+
+
+def hub_digest(path: Path) -> str | None:
+    """The SHA-256 that a hub cache's layout states for a file, or None when the layout is not exactly that.
+
+    Wanted is ``models--X/snapshots/<revision>/<name>``, a link whose text climbs to ``models--X/blobs/<sha256>``,
+    where a regular file lies. The hub's client checks the content when it downloads; nobody checks it again here.
+    """
+    parts = path.parts
+    for at in range(len(parts) - 3):
+        repository, folder, revision = parts[at : at + 3]
+        if folder == "snapshots" and repository.startswith("models--") and _SNAPSHOT.fullmatch(revision):
+            inner = parts[at + 3 :]
+            return _linked_blob(path, Path(*parts[: at + 1]), depth=len(inner) + 1)
+    return None
+
+
+def _linked_blob(path: Path, repository: Path, depth: int) -> str | None:
+    try:
+        text = str(path.readlink())
+    except OSError:
+        return None
+    climb = "../" * depth + "blobs/"
+    name = text.removeprefix(climb)
+    if name == text or not _SHA256.fullmatch(name):
+        return None
+    # A link anywhere between the repository and the file would make the climb lead elsewhere than it reads.
+    real = repository.resolve()
+    straight = path.parent.resolve() == real / path.parent.relative_to(repository)
+    return name if straight and path.resolve() == real / "blobs" / name and path.is_file() else None
