@@ -39,7 +39,7 @@ def adopt(module: nn.Module, record: ModelRecord, lease: Lease, gate: ForwardGat
         raise _refused(f"lease {lease.lease_id} is closed", "")
     check_manifest(collect_ownership(module, record), lease.manifest)
     groups = tensor_groups(module)
-    swaps = [_prepare(place, lease.tensor(name)) for name, group in groups.items() for place in group]
+    swaps = [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
     with gate.exclusive(budget):
         for swap in swaps:
             if swap.place.tensor is not swap.live or swap.live.data_ptr() != swap.old.data_ptr():
@@ -47,6 +47,13 @@ def adopt(module: nn.Module, record: ModelRecord, lease: Lease, gate: ForwardGat
         _swap_all(swaps)
     # Ties count once: they have one address.
     return sum({swap.old.data_ptr(): swap.old.nbytes for swap in swaps}.values())
+
+
+def _view(lease: Lease, name: str) -> torch.Tensor:
+    try:
+        return lease.tensor(name)
+    except Exception as problem:
+        raise _refused(f"lease {lease.lease_id} gave no tensor {name}: {problem}", name) from problem
 
 
 def _prepare(place: Place, view: torch.Tensor) -> _Swap:

@@ -22,7 +22,8 @@ def build_skeleton(factory: Callable[[], ModuleT]) -> ModuleT:
     touches no memory and draws no random number. What is promised: at no time does more than one parameter of each
     module under construction have memory, and none has when this returns. A factory that itself fills a tensor with
     values before it registers it pays for that tensor, one at a time. Buffers are computed for real, since nothing
-    else could restore the ones that are not persistent. Ties stay ties.
+    else could restore the ones that are not persistent. A Parameter registered under several names stays one object;
+    memory that different Parameter objects share by other means is not, the skeleton owns each apart.
 
     The factory runs in the calling thread; modules that other threads build meanwhile are not touched. A factory that
     needs the values of its parameters fails with torch's own error for meta tensors. Errors of the factory pass.

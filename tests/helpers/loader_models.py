@@ -262,7 +262,7 @@ class FailingLease(MemoryLease):
 
 def tensor_content(tensor: torch.Tensor) -> bytes:
     """A tensor's bytes, in C order."""
-    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def contents(tensors: Sequence[torch.Tensor]) -> list[bytes]:
