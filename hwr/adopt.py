@@ -10,8 +10,8 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Lease
 from .gate import ForwardGate
 from .module_tensors import Place
-from .ownership import collect_ownership, tensor_groups
-from .records import ModelRecord
+from .ownership import ownership_of, tensor_groups
+from .records import ModelRecord, block_names
 from .restore import check_manifest
 
 
@@ -37,8 +37,8 @@ def adopt(module: nn.Module, record: ModelRecord, lease: Lease, gate: ForwardGat
     """
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed", "")
-    check_manifest(collect_ownership(module, record), lease.manifest)
     groups = tensor_groups(module)
+    check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
     swaps = [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
     with gate.exclusive(budget):
         for swap in swaps:

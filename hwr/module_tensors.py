@@ -43,11 +43,14 @@ def places(root: nn.Module) -> Iterator[Place]:
     """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped."""
     for prefix, module in root.named_modules(remove_duplicate=False):
         lead = f"{prefix}." if prefix else ""
-        transient = module.__dict__["_non_persistent_buffers_set"]
-        for attribute, _ in module.named_parameters(recurse=False, remove_duplicate=False):
-            yield Place(lead + attribute, module, attribute, TensorKind.PARAMETER, persistent=True)
-        for attribute, _ in module.named_buffers(recurse=False, remove_duplicate=False):
-            yield Place(lead + attribute, module, attribute, TensorKind.BUFFER, attribute not in transient)
+        tables = vars(module)
+        for attribute, parameter in tables["_parameters"].items():
+            if parameter is not None:
+                yield Place(lead + attribute, module, attribute, TensorKind.PARAMETER, persistent=True)
+        for attribute, buffer in tables["_buffers"].items():
+            if buffer is not None:
+                persistent = attribute not in tables["_non_persistent_buffers_set"]
+                yield Place(lead + attribute, module, attribute, TensorKind.BUFFER, persistent)
 
 
 def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
@@ -59,7 +62,7 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
     made: torch.Tensor | None = None
     for place in group:
         old = place.tensor
-        if old.device.type != "meta":
+        if not old.is_meta:
             old.data = tensor
             continue
         if made is None:

@@ -4,9 +4,8 @@ The same for a model on the CPU and for its skeleton on meta, so that a warm sta
 has any weights.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -19,7 +18,7 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import TensorKind
 from .dtypes import dtype_tag
 from .module_tensors import Place, places
-from .records import ModelRecord, block_modules
+from .records import ModelRecord, block_names
 
 ROLES: Final = {TensorKind.PARAMETER: "weight", TensorKind.BUFFER: "persistent_buffer"}
 """The role of a tensor, by its kind."""
@@ -75,8 +74,12 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
     than strided and other devices; ownership_ambiguous for tensors that share part of their memory;
     dtype_unsupported; blocks_not_found.
     """
-    blocks = tuple(name for name, _ in block_modules(module, record.blocks))
-    groups = tensor_groups(module)
+    return ownership_of(tensor_groups(module), block_names(module, record))
+
+
+def ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]) -> Ownership:
+    """What ``collect_ownership`` gives, from the module's groups and the names of its blocks."""
+    indices = {name: index for index, name in enumerate(blocks)}
     owned: list[OwnedTensor] = []
     for stored, group in groups.items():
         tensor = group[0].tensor
@@ -88,7 +91,7 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
                 shape=tuple(tensor.shape),
                 dtype=dtype_tag(tensor.dtype, stored),
                 stride=contiguous_stride(tensor.shape),
-                block=_common_block(group, blocks),
+                block=_common_block(group, indices),
             )
         )
     owned.sort(key=lambda tensor: -1 if tensor.block is None else tensor.block)
@@ -102,19 +105,37 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
     Raises like ``collect_ownership``.
     """
     groups: dict[str, list[Place]] = {}
-    names: dict[tuple[object, ...], str] = {}
-    transient: list[Place] = []
+    stored: dict[int, list[Place]] = {}
+    """By storage, the first place of each of its tensors."""
     for place in places(module):
-        if not place.persistent:
-            transient.append(place)
+        if place.persistent:
+            _check_supported(place)
+        elif not _is_plain(place.tensor):
             continue
-        _check_supported(place)
-        name = names.setdefault(_memory(place.tensor), place.name)
-        groups.setdefault(name, []).append(place)
-        if groups[name][0].kind is not place.kind:
-            raise _ambiguous(name, place.name, "are one tensor, but one is a parameter and one is a buffer")
-    _refuse_overlaps([group[0] for group in groups.values()] + transient)
+        tensor = place.tensor
+        neighbours = stored.setdefault(_storage(tensor), [])
+        first = next((other for other in neighbours if _is_one(other, place)), None)
+        if first is None:
+            neighbours.append(place)
+            if place.persistent:
+                groups[place.name] = [place]
+        elif first.persistent and place.persistent:
+            groups[first.name].append(place)
+    for neighbours in stored.values():
+        _refuse_overlaps(neighbours)
     return groups
+
+
+def _is_one(first: Place, second: Place) -> bool:
+    """Whether two places of one storage hold one tensor; raises when they may not."""
+    one, two = first.tensor, second.tensor
+    if one is not two and (one.numel() == 0 or not _same_elements(one, two)):
+        return False
+    if first.kind is not second.kind:
+        raise _ambiguous(first.name, second.name, "are one tensor, but one is a parameter and one is a buffer")
+    if first.persistent is not second.persistent:
+        raise _ambiguous(first.name, second.name, "are one buffer, but only one of them is persistent")
+    return True
 
 
 def ownership_digest(ownership: Ownership) -> str:
@@ -125,10 +146,9 @@ def ownership_digest(ownership: Ownership) -> str:
 
 def _check_supported(place: Place) -> None:
     tensor = place.tensor
-    kind = type(tensor)
     found: object | None = None
-    if kind not in _PLAIN:
-        found = f"a {kind.__name__}"
+    if type(tensor) not in _PLAIN:
+        found = f"a {type(tensor).__name__}"
     elif tensor.layout is not torch.strided:
         found = f"of layout {tensor.layout}"
     elif tensor.device.type not in {"cpu", "meta"}:
@@ -142,33 +162,45 @@ def _check_supported(place: Place) -> None:
         )
 
 
-def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What makes two tensors one: the same elements of the same storage, in the same order."""
-    if tensor.numel() == 0:
-        return (id(tensor),)
-    return (_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-
-
 def _storage(tensor: torch.Tensor) -> int:
     # The address of the storage object; unlike a data pointer it also tells meta storages apart.
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch has no public identity for a storage
 
 
-def _refuse_overlaps(owners: Iterable[Place]) -> None:
-    by_storage: dict[int, list[tuple[int, int, str]]] = {}
-    for place in owners:
+def _same_elements(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors of one storage are its same elements in the same order."""
+    return (
+        one.storage_offset() == two.storage_offset()
+        and one.shape == two.shape
+        and one.stride() == two.stride()
+        and one.dtype == two.dtype
+    )
+
+
+def _refuse_overlaps(places_of_storage: Sequence[Place]) -> None:
+    """Refuse an owned tensor whose byte range meets another's; interleaved ones count as meeting.
+
+    Buffers that are not persistent may share memory among themselves, not with an owned tensor.
+    """
+    if len(places_of_storage) < 2:
+        return
+    ranges: list[tuple[int, int, Place]] = []
+    for place in places_of_storage:
         tensor = place.tensor
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.numel() == 0:
+        if tensor.numel() == 0:
             continue
         begin = int(tensor.storage_offset()) * tensor.element_size()
         steps = sum((size - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        end = begin + (steps + 1) * tensor.element_size()
-        by_storage.setdefault(_storage(tensor), []).append((begin, end, place.name))
-    for ranges in by_storage.values():
-        ranges.sort()
-        for (_, end, first), (begin, _, second) in pairwise(ranges):
-            if begin < end:
-                raise _ambiguous(first, second, "share a part of their memory, so neither owns it")
+        ranges.append((begin, begin + (steps + 1) * tensor.element_size(), place))
+    ranges.sort(key=lambda entry: entry[:2])
+    furthest: dict[bool, tuple[int, Place]] = {}
+    """By persistence, the range seen so far that reaches furthest."""
+    for begin, end, place in ranges:
+        for persistent, (reach, other) in furthest.items():
+            if begin < reach and (persistent or place.persistent):
+                raise _ambiguous(other.name, place.name, "share a part of their memory, so neither owns it")
+        if end > furthest.get(place.persistent, (0, place))[0]:
+            furthest[place.persistent] = (end, place)
 
 
 def _ambiguous(first: str, second: str, text: str) -> HostWeightsError:
@@ -181,10 +213,20 @@ def _ambiguous(first: str, second: str, text: str) -> HostWeightsError:
     )
 
 
-def _common_block(group: Sequence[Place], blocks: Sequence[str]) -> int | None:
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def _common_block(group: Sequence[Place], blocks: Mapping[str, int]) -> int | None:
     found = {_block_of(place.name, blocks) for place in group}
     return found.pop() if len(found) == 1 else None
 
 
-def _block_of(name: str, blocks: Sequence[str]) -> int | None:
-    return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
+def _block_of(name: str, blocks: Mapping[str, int]) -> int | None:
+    dot = name.find(".")
+    while dot >= 0:
+        index = blocks.get(name[:dot])
+        if index is not None:
+            return index
+        dot = name.find(".", dot + 1)
+    return None

@@ -56,23 +56,20 @@ class ModelRecord:
         return any(fnmatchcase(key, pattern) for pattern in self.ignored_keys)
 
 
-def block_modules(module: nn.Module, paths: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of each block, in order; raises blocks_not_found when a path is no module list."""
-    for path in paths:
+def block_names(module: nn.Module, record: ModelRecord) -> tuple[str, ...]:
+    """Name of each block, in order; raises blocks_not_found when a path is no list of modules."""
+    names: list[str] = []
+    for path in record.blocks:
         try:
             blocks = module.get_submodule(path)
         except AttributeError as problem:
-            raise error(
-                Stage.PLANNING,
-                Code.BLOCKS_NOT_FOUND,
-                f"{type(module).__name__} has no module {path}, which its record names as a list of blocks",
-                path=path,
-            ) from problem
+            text = f"{type(module).__name__} has no module {path}, which its record names as a list of blocks"
+            raise error(Stage.PLANNING, Code.BLOCKS_NOT_FOUND, text, path=path) from problem
         if not isinstance(blocks, nn.ModuleList | nn.Sequential):
             text = f"{path} is a {type(blocks).__name__}, expected a ModuleList or Sequential of blocks"
             raise error(Stage.PLANNING, Code.BLOCKS_NOT_FOUND, text, path=path)
-        for name, block in blocks.named_children():
-            yield f"{path}.{name}", block
+        names.extend(f"{path}.{name}" for name, _ in blocks.named_children())
+    return tuple(names)
 
 
 _MINOR_LIST_RATIO: Final = 10

@@ -9,8 +9,8 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import Manifest, TensorEntry
 from .contract import Lease
 from .module_tensors import Place, bind, places
-from .ownership import OwnedTensor, Ownership, collect_ownership, tensor_groups
-from .records import ModelRecord
+from .ownership import OwnedTensor, Ownership, ownership_of, tensor_groups
+from .records import ModelRecord, block_names
 
 RESTORER_SCHEMA: Final = 1
 """Rises whenever an older artifact could not be bound any more."""
@@ -88,13 +88,13 @@ def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease) -> Restor
     """
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed")
-    ownership = collect_ownership(module, record)
-    check_manifest(ownership, lease.manifest)
+    groups = tensor_groups(module)
+    check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
     for place in places(module):
         if not place.persistent and place.tensor.device.type == "meta":
             text = f"non-persistent buffer {place.name} has no values and no artifact holds them; build the skeleton "
             raise _refused(text + "with build_skeleton", place.name)
-    return RestorePlan(module, lease, tensor_groups(module), record.validator)
+    return RestorePlan(module, lease, groups, record.validator)
 
 
 def check_manifest(ownership: Ownership, manifest: Manifest) -> None:

@@ -115,6 +115,25 @@ def test_T64_buffer_that_is_not_persistent_is_not_owned_but_may_not_hide_in_a_pa
         collect_ownership(module, PLAIN)
 
 
+def test_T64_transient_buffers_may_share_memory_among_themselves_only() -> None:
+    flat = torch.arange(10.0)
+    module = nn.Module()
+    for name, begin, end in (("all", 0, 10), ("low", 1, 3), ("mid", 2, 4)):
+        module.register_buffer(name, flat[begin:end], persistent=False)
+    assert collect_ownership(module, PLAIN).tensors == ()
+    module.register_buffer("kept", flat[6:8])
+    with refused(Code.OWNERSHIP_AMBIGUOUS, "all", "kept"):
+        collect_ownership(module, PLAIN)
+
+
+def test_T63_empty_tensors_are_tied_only_when_they_are_one_object() -> None:
+    module = nn.Module()
+    empty = nn.Parameter(torch.empty(0, 2))
+    for name, tensor in (("a", empty), ("b", empty), ("c", nn.Parameter(empty.data))):
+        module.register_parameter(name, tensor)
+    assert collect_ownership(module, PLAIN).aliases == (("b", "a"),)
+
+
 def test_B5_parameter_that_is_also_a_buffer_is_refused() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("twin", module.weight.data)
