@@ -49,8 +49,8 @@ class DigestCache:
         if entry is not None and before is not None and entry.ctime_ns == before and entry.stamp == stamp:
             return entry.digest
         digest = compute()
-        settled = before is not None and self._now_ns() - max(before, stamp.mtime_ns) >= SETTLED_NS
-        if before is not None and settled and _change_time_ns(stamp) == before:
+        if before is not None and self._now_ns() - max(before, stamp.mtime_ns) >= SETTLED_NS:
+            # Filed under the time from before: if the file changed meanwhile, the entry never counts.
             with suppress(OSError):
                 self._write(_Entry(_FORMAT, stamp, before, digest))
         return digest

@@ -82,11 +82,9 @@ def _linked_blob(path: Path, repository: Path, depth: int) -> str | None:
         text = str(path.readlink())
     except OSError:
         return None
-    climb = "../" * depth + "blobs/"
-    name = text.removeprefix(climb)
-    if name == text or not _SHA256.fullmatch(name):
+    name = text.removeprefix("../" * depth + "blobs/")
+    if not _SHA256.fullmatch(name):
         return None
-    # A link anywhere between the repository and the file would make the climb lead elsewhere than it reads.
-    real = repository.resolve()
-    straight = path.parent.resolve() == real / path.parent.relative_to(repository)
-    return name if straight and path.resolve() == real / "blobs" / name and path.is_file() else None
+    # Compared where it really leads: a link anywhere else in the path would make the text read otherwise.
+    proven = path.resolve() == repository.resolve() / "blobs" / name and path.is_file()
+    return name if proven else None
