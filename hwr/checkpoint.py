@@ -11,8 +11,8 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.plan import FileStamp
 from .checkpoint_files import resolve_link, select_files
 from .dtypes import torch_dtype
-from .source_files import open_unchanged, read_at, tensor_bytes, verify_stamp
 from .safetensors_header import StoredTensor, read_header
+from .source_files import open_unchanged, read_at, tensor_bytes, verify_stamp
 
 
 @dataclass(frozen=True, slots=True)

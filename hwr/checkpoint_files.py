@@ -1,5 +1,6 @@
 """Which files make up a checkpoint: a file, an indexed directory, or a directory with one file."""
 
+import errno
 import json
 import re
 from collections.abc import Mapping
@@ -48,14 +49,11 @@ def resolve_link(path: Path) -> Path:
     """Follow links once, to the file that holds the bytes; source_missing when they dangle or loop."""
     try:
         return path.resolve(strict=True)
-    except (OSError, RuntimeError) as problem:
-        # Up to Python 3.12 a loop is a RuntimeError, later an OSError.
-        if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError) and problem.errno is not None:
-            failure = open_failure(path, problem)
-            if failure.code is not Code.IO_ERROR:
-                raise failure from problem
-        text = f"{path} does not exist, or its links dangle or loop"
-        raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=path) from problem
+    except OSError as problem:
+        raise open_failure(path, problem) from problem
+    except RuntimeError as problem:
+        # How Python before 3.13 reports a loop.
+        raise open_failure(path, OSError(errno.ELOOP, str(problem))) from problem
 
 
 def _select_in_directory(root: Path) -> Selection:

@@ -23,6 +23,8 @@ class ForwardGate:
     that start meanwhile wait for it, so it cannot starve. A thread inside a forward is never held up by a waiting
     re-bind. Only calls of the root's forward are seen: calling a submodule by itself goes past the gate.
 
+    A shallow copy of the module shares the gate and runs the original's forward, as with any wrapped forward.
+
     Do not wait, inside a forward, for another thread's forward of the same module: it may queue behind a re-bind that
     waits for yours.
     """

@@ -1,5 +1,6 @@
 """The canonical load: private tensors from a checkpoint, by plan."""
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
@@ -12,9 +13,10 @@ from ..messages.plan import WeightPlan
 from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import Progress
-from .source_files import changed
-from .module_tensors import bind
+from .dtypes import torch_dtype
+from .module_tensors import Place, bind
 from .ownership import tensor_groups
+from .source_files import changed
 
 
 def load_canonical(
@@ -29,14 +31,11 @@ def load_canonical(
     Each tensor is allocated once, at its exact size. The module is touched only after all bytes were read and the
     source was found unchanged, so after an error or a cancel it is as it was. Meta parameters become new Parameters
     without gradient; real tensors keep their objects; ties stay ties; non-persistent buffers are not touched.
-    Raises source_changed, io_error, coverage_incomplete when the plan was made for another module.
+    Raises source_changed, io_error, and coverage_incomplete or shape_mismatch for a plan of another module.
     """
     require_same_files(plan, checkpoint)
     groups = tensor_groups(module)
-    absent = sorted(set(groups) ^ {binding.name for binding in plan.bindings})
-    if absent:
-        text = f"the plan was made for another model: tensor {absent[0]} is not in both"
-        raise error(Stage.CANONICAL, Code.COVERAGE_INCOMPLETE, text, tensor=absent[0])
+    _require_same_model(plan, groups)
     checkpoint.verify_unchanged()
     tensors: dict[str, torch.Tensor] = {}
     total_bytes = sum(prod(binding.shape) * ITEM_SIZE_BYTES[binding.dtype] for binding in plan.bindings)
@@ -52,6 +51,22 @@ def load_canonical(
     for name, group in groups.items():
         bind(group, tensors[name])
     return total_bytes
+
+
+def _require_same_model(plan: WeightPlan, groups: Mapping[str, Sequence[Place]]) -> None:
+    """Raise unless the plan binds exactly the module's tensors."""
+    absent = sorted(set(groups) ^ {binding.name for binding in plan.bindings})
+    if absent:
+        text = f"the plan was made for another model: tensor {absent[0]} is not in both"
+        raise error(Stage.CANONICAL, Code.COVERAGE_INCOMPLETE, text, tensor=absent[0])
+    for binding in plan.bindings:
+        held = groups[binding.name][0].tensor
+        if (tuple(held.shape), held.dtype) != (binding.shape, torch_dtype(binding.dtype)):
+            text = (
+                f"the plan was made for another model: it gives tensor {binding.name} shape {list(binding.shape)} and "
+                f"dtype {binding.dtype}, the module has {list(held.shape)} and {held.dtype}"
+            )
+            raise error(Stage.CANONICAL, Code.SHAPE_MISMATCH, text, tensor=binding.name)
 
 
 def require_same_files(plan: WeightPlan, checkpoint: Checkpoint) -> None:

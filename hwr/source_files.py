@@ -1,6 +1,7 @@
 """Opening and reading source files: stamps, bounded reads, and errors that name the file."""
 
 import ctypes
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -51,8 +52,9 @@ def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
 
 def open_failure(path: Path, problem: OSError) -> HostWeightsError:
     """What an OSError from looking for ``path`` means."""
-    if isinstance(problem, FileNotFoundError | NotADirectoryError):
-        return error(Stage.SOURCE, Code.SOURCE_MISSING, f"{path} does not exist, or links to nothing", file=path)
+    if isinstance(problem, FileNotFoundError | NotADirectoryError) or problem.errno == errno.ELOOP:
+        text = f"{path} does not exist, or its links dangle or loop"
+        return error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=path)
     if isinstance(problem, PermissionError):
         return error(Stage.SOURCE, Code.PERMISSION_DENIED, f"{path} may not be read: {problem.strerror}", file=path)
     return error(Stage.SOURCE, Code.IO_ERROR, f"{path} cannot be opened: {problem.strerror}", retryable=True, file=path)

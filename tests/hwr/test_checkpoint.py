@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -220,6 +223,20 @@ def test_T07_misaligned_tensor_is_read_exactly_into_aligned_memory(tmp_path: Pat
     found = open_checkpoint(tmp_path).read("w", budget())
     assert found.tolist() == [1.5, -2.0]
     assert found.data_ptr() % 4 == 0
+
+
+def test_B2_unreadable_file_is_permission_denied() -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from hostweights.hwr.checkpoint import open_checkpoint;"
+        "from hostweights.messages.failure import HostWeightsError; os.setuid(65534)\n"
+        "try: open_checkpoint(Path(sys.argv[1]))\n"
+        "except HostWeightsError as problem: print(problem.code)"
+    )
+    with TemporaryDirectory() as folder:
+        save(Path(folder) / "model.safetensors", {"a": value(1)}).chmod(0o600)
+        Path(folder).chmod(0o755)
+        done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == Code.PERMISSION_DENIED
 
 
 def test_B2_unknown_key_and_cancel_end_a_read(tmp_path: Path) -> None:

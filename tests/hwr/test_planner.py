@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +238,9 @@ def test_B3_plan_of_another_model_is_refused_before_anything_is_read(tmp_path: P
     plan = planned(build_skeleton(Bert), BERT_ENCODER, checkpoint)
     with refused(Code.COVERAGE_INCOMPLETE, "another model"):
         load_canonical(build_skeleton(lambda: Bert(layers=3)), plan, checkpoint, budget())
+    for other in (build_skeleton(lambda: Bert(vocabulary=12)), build_skeleton(lambda: Bert().bfloat16())):
+        with refused(Code.SHAPE_MISMATCH, "another model", "embeddings.word_embeddings.weight"):
+            load_canonical(other, plan, checkpoint, budget())
 
 
 # --- producers ------------------------------------------------------------------------------------------------------
@@ -301,6 +305,16 @@ def test_T75_yielded_tensors_of_a_checkpoint_do_not_share_memory(tmp_path: Path)
     producer = CheckpointProducer(planned(build_skeleton(Bert), BERT_ENCODER, checkpoint), checkpoint)
     kept = list(producer.produce(budget()))
     assert len({tensor.data_ptr() for tensor in kept}) == len(kept)
+
+
+def test_A12_checkpoint_producer_holds_one_tensor_at_a_time(tmp_path: Path) -> None:
+    checkpoint = bert_checkpoint(tmp_path)
+    producer = CheckpointProducer(planned(build_skeleton(Bert), BERT_ENCODER, checkpoint), checkpoint)
+    before: weakref.ref[torch.Tensor] | None = None
+    for tensor in producer.produce(budget()):
+        assert before is None or before() is None
+        before = weakref.ref(tensor)
+        del tensor
 
 
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
