@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Lease
-from .gate import ForwardGate
 from .module_tensors import Place
 from .ownership import ownership_of, tensor_groups
 from .records import ModelRecord, block_names
@@ -25,26 +23,23 @@ class _Swap:
     view: torch.Tensor
 
 
-def adopt(module: nn.Module, record: ModelRecord, lease: Lease, gate: ForwardGate, budget: Budget) -> int:
+def adopt(module: nn.Module, record: ModelRecord, lease: Lease) -> int:
     """Re-bind a loaded model's parameters and persistent buffers to a lease; returns the bytes the model let go.
 
-    Tensor objects, flags and ties stay; only their memory changes, while no forward runs. The values must be equal,
+    The caller holds the model's ``ForwardGate`` exclusively, so that no forward runs meanwhile. Tensor objects, flags
+    and ties stay; only their memory changes. The values must be equal,
     as they are in an artifact of the model's own identity; they are not compared. The lease must outlive the model or
     its next re-binding. Bytes are free once nobody else (a producer) refers to them.
 
-    All or nothing: every view is made and checked before the gate is taken, and a fault in the middle swaps back.
-    Raises restore_plan_failed or a cancel with the model untouched, restore_commit_failed with the model as it was.
+    All or nothing: every view is made and checked before the first swap, and a fault in the middle swaps back. Raises
+    restore_plan_failed with the model untouched, restore_commit_failed with the model as it was.
     """
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed", "")
     groups = tensor_groups(module)
     check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
     swaps = [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
-    with gate.exclusive(budget):
-        for swap in swaps:
-            if swap.place.tensor is not swap.live or swap.live.data_ptr() != swap.old.data_ptr():
-                raise _refused(f"tensor {swap.place.name} was re-bound by someone else", swap.place.name)
-        _swap_all(swaps)
+    _swap_all(swaps)
     # Ties count once: they have one address.
     return sum({swap.old.data_ptr(): swap.old.nbytes for swap in swaps}.values())
 

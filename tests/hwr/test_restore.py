@@ -10,6 +10,7 @@ from torch import nn
 
 from hostweights.hwr.adopt import adopt
 from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.contract import Lease
 from hostweights.hwr.gate import ForwardGate
 from hostweights.hwr.models.bert import BERT_ENCODER
 from hostweights.hwr.module_tensors import places
@@ -18,6 +19,7 @@ from hostweights.hwr.producers import ModelProducer
 from hostweights.hwr.records import ModelRecord, generic_record
 from hostweights.hwr.restore import plan_restore
 from hostweights.hwr.skeleton import build_skeleton
+from hostweights.messages.budget import Budget
 from hostweights.messages.failure import Code
 from hostweights.messages.manifest import AliasEntry, Manifest, TensorKind
 from loader_models import (
@@ -61,6 +63,11 @@ class Mixed(nn.Module):
 
 RECORD = ModelRecord(record_id="mixed", version=1, component="mixed", blocks=("blocks",))
 IDS = torch.tensor([0, 3, 1])
+
+
+def adopt_alone(module: nn.Module, record: ModelRecord, lease: Lease, gate: ForwardGate, limit: Budget) -> int:
+    with gate.exclusive(limit):
+        return adopt(module, record, lease)
 
 
 def live(seed: int = 0) -> nn.Module:
@@ -182,7 +189,7 @@ def test_B6_lease_that_does_not_fit_is_refused_with_the_tensor(
     model = live()
     pointers = [p.data_ptr() for p in model.parameters()]
     with refused(Code.RESTORE_PLAN_FAILED, *words):
-        adopt(model, RECORD, changed(leased(live()), edit), ForwardGate.install(model), budget())
+        adopt_alone(model, RECORD, changed(leased(live()), edit), ForwardGate.install(model), budget())
     assert [p.data_ptr() for p in model.parameters()] == pointers
 
 
@@ -252,7 +259,7 @@ def test_A13_adoption_keeps_objects_flags_and_results_and_lets_the_private_bytes
     lease = leased(model)
     private = model.get_parameter("embed.weight").untyped_storage()
     gate = ForwardGate.install(model)
-    released = adopt(model, RECORD, lease, gate, budget())
+    released = adopt_alone(model, RECORD, lease, gate, budget())
     assert torch.equal(model(IDS), before)
     assert all(place.tensor is objects[place.name] for place in places(model))
     assert released == sum(entry.size_bytes for entry in lease.manifest.tensors)
@@ -283,7 +290,7 @@ def test_A13_fault_in_the_middle_of_adoption_swaps_back() -> None:
     lease = leased(model, kind=PretendingLease)
     gate = ForwardGate.install(model)
     with refused(Code.RESTORE_COMMIT_FAILED, "blocks.1.0.weight", "incompatible tensor type", "as it was"):
-        adopt(model, RECORD, lease, gate, budget())
+        adopt_alone(model, RECORD, lease, gate, budget())
     assert [p.data_ptr() for p in model.parameters()] == pointers
     assert torch.equal(model(IDS), before)
 
@@ -295,11 +302,11 @@ def test_A13_lease_that_fails_while_views_are_made_leaves_the_model_untouched() 
     assert isinstance(lease, FailingLease)
     lease.fail_at = 4
     with refused(Code.RESTORE_PLAN_FAILED, "the mapping broke"):
-        adopt(model, RECORD, lease, ForwardGate.install(model), budget())
+        adopt_alone(model, RECORD, lease, ForwardGate.install(model), budget())
     assert [p.data_ptr() for p in model.parameters()] == pointers
     lease.close()
     with refused(Code.RESTORE_PLAN_FAILED, "closed"):
-        adopt(model, RECORD, lease, ForwardGate(), budget())
+        adopt_alone(model, RECORD, lease, ForwardGate(), budget())
 
 
 def test_A13_tensor_with_other_strides_than_the_stored_ones_is_not_adopted() -> None:
@@ -307,7 +314,7 @@ def test_A13_tensor_with_other_strides_than_the_stored_ones_is_not_adopted() -> 
     module.weight = nn.Parameter(torch.randn(3, 2).t(), requires_grad=False)
     record = generic_record(module)
     with refused(Code.RESTORE_PLAN_FAILED, "weight", "stride"):
-        adopt(module, record, leased(module, record), ForwardGate.install(module), budget())
+        adopt_alone(module, record, leased(module, record), ForwardGate.install(module), budget())
 
 
 def test_A13_adoption_waits_for_running_forwards_and_can_be_cancelled() -> None:
@@ -330,9 +337,9 @@ def test_A13_adoption_waits_for_running_forwards_and_can_be_cancelled() -> None:
     reader.start()
     assert model.entered.wait(60)
     with refused(Code.DEADLINE_EXCEEDED):
-        adopt(model, record, lease, gate, PlainBudget(0.05))
+        adopt_alone(model, record, lease, gate, PlainBudget(0.05))
     assert model.weight.data_ptr() == pointer
-    writer = threading.Thread(target=adopt, args=(model, record, lease, gate, budget()))
+    writer = threading.Thread(target=adopt_alone, args=(model, record, lease, gate, budget()))
     writer.start()
     model.leave.set()
     reader.join()
@@ -355,7 +362,7 @@ def test_A13_forwards_across_many_adoptions_are_bit_equal() -> None:
     for reader in readers:
         reader.start()
     for turn in range(60):
-        adopt(model, RECORD, leases[turn % 2], gate, budget())
+        adopt_alone(model, RECORD, leases[turn % 2], gate, budget())
     stop.set()
     for reader in readers:
         reader.join()

@@ -114,3 +114,25 @@ def test_B8_failing_factory_passes_its_error_and_leaves_no_hook() -> None:
     with pytest.raises(ValueError, match="mine"):
         build_skeleton(factory)
     assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_B8_a_skeleton_does_not_load_torchs_python_meta_kernels() -> None:
+    """Their import takes most of a second: a warm start must not pay it for values nobody keeps."""
+    script = (
+        "import sys\n"
+        "from torch import nn\n"
+        "from hostweights.hwr.skeleton import build_skeleton\n"
+        "before = set(sys.modules)\n"
+        "build_skeleton(lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4)))\n"
+        "print(len({name for name in set(sys.modules) - before if name.startswith('torch')}))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+
+    assert int(done.stdout) < 10
