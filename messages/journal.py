@@ -4,6 +4,9 @@ On disk each record is a frame: u32 little-endian length, u32 little-endian CRC-
 Every input of a handler is recorded (the envelope at dequeue, replies to asks, outcomes of effects, clock readings and
 ids it asked for), and so is everything it did (asks, tells, effects, events, the outcome). Feeding the inputs to the
 same actor must give the same doings; ``actors.kernel.replay`` checks that.
+
+``handling`` names one run of a handler: the id of the envelope it handles, or, for the ``started`` and ``stopped``
+hooks, an id of their own from the same counter.
 """
 
 from enum import StrEnum
@@ -53,6 +56,7 @@ class Started(Message, frozen=True, kw_only=True, tag="journal.started"):
 
     actor: ActorName
     incarnation: Count
+    handling: Count
     settings: msgspec.Raw
 
 
@@ -104,12 +108,13 @@ class Answered(Message, frozen=True, kw_only=True, tag="journal.answered"):
 
 
 class Told(Message, frozen=True, kw_only=True, tag="journal.told"):
-    """A handler sent a message and expects nothing."""
+    """A handler sent a message and expects nothing; ``failure`` when it was refused and the handler told so."""
 
     actor: ActorName
     handling: Count
     recipient: ActorName
     body: msgspec.Raw
+    failure: Failure | None = None
 
 
 class Emitted(Message, frozen=True, kw_only=True, tag="journal.emitted"):
@@ -127,6 +132,16 @@ class Critical(Message, frozen=True, kw_only=True, tag="journal.critical"):
     handling: Count
     name: Name
     entered: bool
+
+
+class Cancelled(Message, frozen=True, kw_only=True, tag="journal.cancelled"):
+    """The runtime sent its one cancel to a running handler.
+
+    A cancel that was withheld by a critical section stands directly before the record of the section's end.
+    """
+
+    actor: ActorName
+    handling: Count
 
 
 class Finished(Message, frozen=True, kw_only=True, tag="journal.finished"):
@@ -149,6 +164,14 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="journal.dead_letter"):
     text: Text = ""
 
 
+class Stopping(Message, frozen=True, kw_only=True, tag="journal.stopping"):
+    """All handlers of an incarnation have ended and it is about to run its ``stopped`` hook."""
+
+    actor: ActorName
+    incarnation: Count
+    handling: Count
+
+
 class Stopped(Message, frozen=True, kw_only=True, tag="journal.stopped"):
     """An incarnation ended; ``failure`` when it did not end on request."""
 
@@ -168,7 +191,9 @@ JournalRecord = (
     | Told
     | Emitted
     | Critical
+    | Cancelled
     | Finished
     | DeadLetter
+    | Stopping
     | Stopped
 )

@@ -1,1 +1,35 @@
 """The actor runtime: mailboxes, deadlines, cancellation, supervision, journal, replay. Imports messages only."""
+
+from .contract import Actor, ActorSpec, Context, RestartPolicy
+from .errors import (
+    ActorStopped,
+    AskCycle,
+    DeadlineExceeded,
+    HandlerFailed,
+    MailboxFull,
+    Overloaded,
+    from_failure,
+)
+from .events import Subscription
+from .journal_file import JournalReader
+from .stats import ActorStats, SystemStats
+from .system import ActorSystem
+
+__all__ = [
+    "Actor",
+    "ActorSpec",
+    "ActorStats",
+    "ActorStopped",
+    "ActorSystem",
+    "AskCycle",
+    "Context",
+    "DeadlineExceeded",
+    "HandlerFailed",
+    "JournalReader",
+    "MailboxFull",
+    "Overloaded",
+    "RestartPolicy",
+    "Subscription",
+    "SystemStats",
+    "from_failure",
+]

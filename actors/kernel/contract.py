@@ -15,10 +15,14 @@ Deadlines
     left), at dequeue (not started when less is left than the mean service time) and while running (withdrawn).
 Withdrawal
     When the caller is cancelled or its deadline passes, a queued message never starts and a running handler gets one
-    cancel at its next await. Tells are never withdrawn.
+    cancel at its next await. Tells are never withdrawn. ``ask`` then returns when nothing of it runs any more: at once
+    for a queued message, else when the handler has ended, critical sections and blocking work included. Further
+    cancels of the caller do not pierce that wait. A handler that answers in spite of a deadline is believed; the answer
+    to a cancelled caller is a late reply, and goes to ``ActorSpec.undelivered``.
 Critical sections
-    Inside ``context.critical`` a withdrawal or soft stop is recorded and delivered at the end of the section. Asking
-    another actor inside one is an error.
+    Inside ``context.critical`` a withdrawal or stop is recorded and delivered at the end of the section: raised there
+    when the section ended well, at the next await when it ended with an exception. Asking another actor inside one is
+    an error, and the budget of blocking work has no deadline there.
 Blocking work
     ``context.blocking`` runs in the actor's bounded pool and is awaited to its end, always. On a cancel its budget is
     cancelled; if it still returns a result, ``undo`` is run with it, exactly once, before the cancel goes on.
@@ -29,8 +33,14 @@ Supervision
     A handler's HostWeightsError is its answer, not a crash. Any other exception ends the incarnation: the asker gets
     HandlerFailed and the supervisor decides (restart within intensity and backoff, else stop and escalate).
     Supervision is rest-for-one over the order in which actors were started.
+Foreign cancels
+    Only the runtime cancels tasks of actors. A CancelledError that nobody sent is a failure of the handler, like any
+    other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the
+    runtime's cancel is tolerated and counted.
 No orphans
     Every task and thread belongs to an actor; a stopped system has none.
+Replay
+    A handler takes inputs through its context only. What it awaits besides is work of other handlers of its own actor.
 """
 
 from collections.abc import Callable
@@ -64,7 +74,7 @@ class Context(Protocol):
         ...
 
     def tell(self, recipient: str, message: Message) -> None:
-        """Send without waiting; raises MailboxFull."""
+        """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
         ...
 
     def emit(self, event: Message) -> None:
@@ -72,7 +82,10 @@ class Context(Protocol):
         ...
 
     async def effect(self, effect: Message) -> Message:
-        """Do something outside the actors through ``Actor.perform``; in a replay the recorded outcome is returned."""
+        """Do something outside the actors through ``Actor.perform``; in a replay the recorded outcome is returned.
+
+        HostWeightsError is an outcome and raised; any other exception of ``perform`` is raised as well, as a crash.
+        """
         ...
 
     async def blocking(self, call: Callable[[Budget], T], undo: Callable[[T], None] | None = None) -> T:
@@ -96,11 +109,16 @@ class Actor(Protocol):
         ...
 
     async def perform(self, effect: Message, context: Context) -> Message:
-        """Carry out an effect on the real ports; not called in a replay."""
+        """Carry out an effect on the real ports; not called in a replay.
+
+        Its context records nothing, may run ``blocking`` work and may not ``ask`` or begin another ``effect``.
+        """
         ...
 
     async def stopped(self, context: Context) -> None:
-        """After the last message, on every kind of end; give back what this incarnation alone holds."""
+        """After the last message, on every kind of end, also when ``started`` raised; give back what this incarnation
+        alone holds. Never cancelled by the runtime. Raising ends the system.
+        """
         ...
 
 
@@ -131,4 +149,7 @@ class ActorSpec:
     workers: int = 2
     """Threads in the pool for blocking work."""
     deadline_cap_s: float | None = None
+    undelivered: Callable[[Message], Message | None] | None = None
+    """For a reply whose asker was cancelled at the last moment: a message that the actor is told instead, to take back
+    what the reply handed over (a lease, say); None when there is nothing to take back."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)

@@ -1,0 +1,46 @@
+"""Whether a message with a deadline is worth queueing, and worth starting.
+
+Measured at twice the capacity: without these two checks nearly every message starts just too late to be of use.
+"""
+
+_WEIGHT = 0.125
+_DECAY = 0.9
+_HEADROOM = 0.8
+
+
+class Service:
+    """The moving mean of one message type's completed runs in one actor."""
+
+    __slots__ = ("concurrent", "mean_s", "share")
+
+    def __init__(self, *, concurrent: bool, concurrency_limit: int) -> None:
+        self.concurrent = concurrent
+        self.share = 1.0 / concurrency_limit if concurrent else 1.0
+        self.mean_s = 0.0
+
+    def completed(self, seconds: float) -> None:
+        """Take in one run that ended with an answer."""
+        mean = self.mean_s
+        self.mean_s = seconds if mean == 0.0 else mean + _WEIGHT * (seconds - mean)
+
+    def expected_s(self) -> float:
+        """How long one such message keeps those behind it waiting."""
+        return self.mean_s * self.share
+
+    def admits(self, backlog_s: float, left_s: float) -> bool:
+        """Whether a message behind ``backlog_s`` of work can be answered within 80 % of what is left."""
+        if backlog_s + self.mean_s <= _HEADROOM * left_s:
+            return True
+        self.mean_s *= _DECAY
+        return False
+
+    def starts(self, left_s: float) -> bool:
+        """Whether a message can be expected to end in time.
+
+        A refusal lets the mean decay here and in ``admits``, so that one slow run does not shut the door for good.
+        """
+        if left_s > 0.0 and left_s >= self.mean_s:
+            return True
+        if left_s > 0.0:
+            self.mean_s *= _DECAY
+        return False

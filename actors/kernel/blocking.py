@@ -1,0 +1,174 @@
+"""Blocking work of one actor: a bounded pool of named threads, each call awaited to its end whatever happens."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from ...messages.budget import Budget
+from ...messages.failure import Code, Stage, error
+from .latch import Latch
+
+T = TypeVar("T")
+
+
+class CallBudget:
+    """How long one call may go on; implements ``messages.budget.Budget`` and is cancelled from the loop."""
+
+    def __init__(self, left_s: float | None) -> None:
+        self._deadline_s = None if left_s is None else time.monotonic() + left_s
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Make every later ``check`` raise and wake whoever waits."""
+        self._cancelled.set()
+
+    def check(self) -> None:
+        """Return while the call may go on; otherwise raise ``cancelled`` or ``deadline_exceeded``."""
+        if self._cancelled.is_set():
+            raise error(Stage.RUNTIME, Code.CANCELLED, "the blocking call was cancelled")
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            text = "the blocking call's deadline passed; allow it more time"
+            raise error(Stage.RUNTIME, Code.DEADLINE_EXCEEDED, text, retryable=True, phase="running")
+
+    def remaining_s(self) -> float | None:
+        """Seconds left, at least 0.0; None without a deadline."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until the time, the deadline or a cancel, whichever is first; then ``check``."""
+        left_s = self.remaining_s()
+        self._cancelled.wait(seconds if left_s is None else min(seconds, left_s))
+        self.check()
+
+
+class Job(Generic[T]):
+    """One call: waiting for a thread, running on one, or done."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._begun = False
+        self._result: list[T] = []
+        self.error: Exception | None = None
+        self.done = Latch()
+
+    def drop(self) -> bool:
+        """Take back a call that no thread has begun; whether it was so."""
+        with self._lock:
+            free, self._begun = not self._begun, True
+        return free
+
+    def run(self) -> None:
+        """Make the call, on a thread, unless it was taken back."""
+        if not self.drop():
+            return
+        try:
+            self._result.append(self._call())
+        except Exception as found:  # noqa: BLE001 - handed to the waiting handler, which raises it
+            self.error = found
+        except BaseException as found:  # noqa: BLE001 - a SystemExit on a worker thread must not end the loop
+            self.error = RuntimeError(f"blocking call raised {type(found).__name__}: {found}")
+            self.error.__cause__ = found
+
+    def result(self) -> T:
+        """What the call returned; raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self._result[0]
+
+
+class WorkerPool:
+    """At most ``workers`` threads, started when needed and joined by ``close``. Used on one event loop."""
+
+    def __init__(self, name: str, workers: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._name = name
+        self._workers = workers
+        self._loop = loop
+        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        self._exits = 0
+        self._exited = Latch()
+
+    def submit(self, job: Job[T]) -> None:
+        """Queue a call; its latch opens on the loop when it has ended."""
+        if self._unfinished >= len(self._threads) and len(self._threads) < self._workers:
+            thread = threading.Thread(target=self._run, name=f"{self._name}-worker-{len(self._threads)}")
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+            else:
+                self._threads.append(thread)
+        self._unfinished += 1
+        self._queue.put(job)  # type: ignore[arg-type]  # a queue of jobs of any result; only the submitter reads it
+
+    async def close(self) -> None:
+        """Wait for every call, then for every thread."""
+        for _ in self._threads:
+            self._queue.put(None)
+        if self._threads:
+            await self._exited.outlast()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job.run()
+            self._loop.call_soon_threadsafe(self._finish, job)
+            del job
+        self._loop.call_soon_threadsafe(self._exit)
+
+    def _finish(self, job: Job[object]) -> None:
+        self._unfinished -= 1
+        job.done.open()
+
+    def _exit(self) -> None:
+        self._exits += 1
+        if self._exits == len(self._threads):
+            self._exited.open()
+
+
+async def run_blocking(
+    pool: WorkerPool, budget: CallBudget, call: Callable[[Budget], T], undo: Callable[[T], None] | None
+) -> T:
+    """Run ``call(budget)`` in the pool and return when it has ended, cancelled or not.
+
+    On a cancel a call that no thread has begun is dropped; a running one has its budget cancelled and is waited for. If
+    it returned a result all the same, ``undo`` is run with it, once and to its end, before the cancel is raised. An
+    exception of ``undo`` takes the place of the cancel.
+    """
+    job = Job(lambda: call(budget))
+    pool.submit(job)
+    try:
+        await job.done.wait()
+    except asyncio.CancelledError as cancel:
+        if not job.done.opened:
+            if job.drop():
+                raise
+            budget.cancel()
+        await _outlast(job)
+        if job.error is None and undo is not None:
+            await _undo(pool, undo, job.result())
+        raise cancel from job.error
+    return job.result()
+
+
+async def _undo(pool: WorkerPool, undo: Callable[[T], None], result: T) -> None:
+    job = Job(lambda: undo(result))
+    pool.submit(job)
+    await _outlast(job)
+    job.result()
+
+
+async def _outlast(job: Job[T]) -> None:
+    """Wait for a call while a cancel is already on its way out; further ones add nothing."""
+    try:
+        await job.done.outlast()
+    except asyncio.CancelledError:
+        return

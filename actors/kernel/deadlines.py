@@ -1,0 +1,92 @@
+"""Deadlines of one system: buckets of 10 ms behind one loop timer, exact timers when less than 50 ms are left.
+
+A deadline is never early and late by at most one bucket. With nothing to wait for there is at most the one timer that
+was set before, and none after it.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+from .delivery import Delivery
+
+_TICKS_PER_S = 100
+_EXACT_BELOW_S = 0.05
+_COMPACT_AT = 64
+
+
+class DeadlineWheel:
+    """Calls ``expire`` once for each delivery that is still there when its deadline has passed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Delivery], None]) -> None:
+        self._loop = loop
+        self._expire = expire
+        self._buckets: dict[int, set[Delivery]] = {}
+        self._ticks: list[int] = []
+        self._compact_at = _COMPACT_AT
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_tick = 0
+
+    def add(self, delivery: Delivery, deadline_s: float, now_s: float) -> None:
+        """Watch a delivery until ``remove``."""
+        if deadline_s - now_s < _EXACT_BELOW_S:
+            delivery.entry = self._loop.call_at(deadline_s, self._exact, delivery)
+            return
+        tick = int(deadline_s * _TICKS_PER_S) + 1
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._open(tick)
+        bucket.add(delivery)
+        delivery.entry = bucket
+
+    def remove(self, delivery: Delivery) -> None:
+        """Forget a delivery."""
+        entry, delivery.entry = delivery.entry, None
+        if isinstance(entry, set):
+            entry.discard(delivery)
+        elif entry is not None:
+            entry.cancel()
+
+    def close(self) -> None:
+        """Let go of the timer; nothing expires any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._buckets.clear()
+        self._ticks.clear()
+
+    def _open(self, tick: int) -> set[Delivery]:
+        if len(self._ticks) >= self._compact_at:
+            self._compact()
+        bucket: set[Delivery] = set()
+        self._buckets[tick] = bucket
+        heapq.heappush(self._ticks, tick)
+        if self._timer is None or tick < self._armed_tick:
+            self._arm(tick)
+        return bucket
+
+    def _compact(self) -> None:
+        self._buckets = {tick: bucket for tick, bucket in self._buckets.items() if bucket}
+        self._ticks = sorted(self._buckets)
+        self._compact_at = max(_COMPACT_AT, 2 * len(self._ticks))
+
+    def _arm(self, tick: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_tick = tick
+        self._timer = self._loop.call_at(tick / _TICKS_PER_S, self._turn)
+
+    def _exact(self, delivery: Delivery) -> None:
+        delivery.entry = None
+        self._expire(delivery)
+
+    def _turn(self) -> None:
+        self._timer = None
+        due = int(self._loop.time() * _TICKS_PER_S)
+        ticks = self._ticks
+        while ticks and (ticks[0] <= due or not self._buckets[ticks[0]]):
+            for delivery in self._buckets.pop(heapq.heappop(ticks)):
+                delivery.entry = None
+                self._expire(delivery)
+        if ticks and self._timer is None:
+            self._arm(ticks[0])

@@ -1,0 +1,138 @@
+"""What the actors of one system share, and the one way a message gets from anywhere to an actor."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ...messages.base import Message
+from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
+from ...messages.journal import DeadReason
+from .deadletters import DeadLetters
+from .deadlines import DeadlineWheel
+from .delivery import DONE, Delivery, Reason
+from .errors import ActorStopped, AskCycle
+from .events import Events
+from .journal import Journal
+from .latch import Latch
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+
+class Hub:
+    """Actors by name, deadlines, events, dead letters, the journal and the id counter of one system."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal | None) -> None:
+        self.loop = loop
+        self.clock = loop.time
+        self.journal = journal
+        self.cells: dict[str, Cell] = {}
+        """In start order."""
+        self.wheel = DeadlineWheel(loop, expire)
+        self.events = Events()
+        self.dead_letters = DeadLetters(journal)
+        self.crashes: list[tuple[Cell, int, Exception]] = []
+        """Crashed cells with the incarnation that did, oldest first; the supervisor's to work off."""
+        self.failure: Failure | None = None
+        """Why the system ended by itself."""
+        self.wake_supervisor = Latch()
+        self._last_id = 0
+
+    def next_id(self) -> int:
+        """A number for an envelope or a hook, unique in this system, from 1."""
+        self._last_id += 1
+        return self._last_id
+
+    def report(self, cell: "Cell", crash: Exception) -> None:
+        """An incarnation ended with a crash: let the supervisor decide."""
+        self.crashes.append((cell, cell.incarnation, crash))
+        self.wake_supervisor.open()
+
+    def find(self, recipient: str, message: Message) -> "Cell":
+        """The actor, running or stopping; raises ActorStopped when there is none of that name."""
+        cell = None if self.failure is not None else self.cells.get(recipient)
+        if cell is None:
+            self.dead_letters.add(recipient, 0, DeadReason.ACTOR_UNKNOWN)
+            raise ActorStopped.of(recipient, type(message).__name__, self.why("no actor of that name runs"))
+        return cell
+
+    def why(self, otherwise: str) -> str:
+        """The system's failure in words, if it failed."""
+        return otherwise if self.failure is None else f"the system ended: {self.failure.text}"
+
+    def tell(self, recipient: str, message: Message, sender: str | None, cause: int | None) -> None:
+        """Send without waiting; a recipient that is gone makes a dead letter, a full one raises MailboxFull."""
+        try:
+            self.find(recipient, message).post(message, None, None, None, sender, cause, ())
+        except ActorStopped:
+            return
+
+    async def ask(
+        self,
+        recipient: str,
+        message: Message,
+        timeout_s: float | None,
+        deadline_s: float | None = None,
+        sender: str | None = None,
+        cause: int | None = None,
+        chain: tuple[str, ...] = (),
+        asker: "Cell | None" = None,
+    ) -> Message:
+        """Send and wait for the end; ``asker`` is the actor whose one-at-a-time handler waits, if that is so."""
+        cell = self.find(recipient, message)
+        if recipient in chain:
+            raise AskCycle.of(recipient, type(message).__name__, chain)
+        if asker is not None:
+            _refuse_deadlock(asker, cell, message)
+        future: asyncio.Future[Message] = self.loop.create_future()
+        delivery = cell.post(message, future, deadline_s, timeout_s, sender, cause, chain)
+        if asker is not None:
+            asker.waiting = delivery
+        try:
+            return await future
+        except asyncio.CancelledError:
+            await _withdrawn_by_caller(delivery, future)
+            raise
+        finally:
+            if asker is not None:
+                asker.waiting = None
+            del future, delivery  # an exception in the future holds this frame
+
+
+async def _withdrawn_by_caller(delivery: Delivery, future: "asyncio.Future[Message]") -> None:
+    """Return when nothing of the ask runs any more, whatever cancels come."""
+    if not future.cancelled():
+        delivery.cell.hub.dead_letters.add(delivery.cell.name, delivery.id, DeadReason.LATE_REPLY)
+        if future.exception() is None:
+            delivery.cell.give_back(future.result())
+        return
+    delivery.cell.withdraw(delivery, Reason.CALLER)
+    if delivery.state == DONE:
+        return
+    delivery.latch = Latch()
+    try:
+        await delivery.latch.outlast()
+    except asyncio.CancelledError:
+        return
+
+
+def expire(delivery: Delivery) -> None:
+    """A delivery's deadline passed."""
+    delivery.cell.withdraw(delivery, Reason.DEADLINE)
+
+
+def _refuse_deadlock(asker: "Cell", target: "Cell", message: Message) -> None:
+    """Follow who waits for whom from the target; raise AskCycle when that ends at the asker.
+
+    Two handlers that ask each other's actors wait for ever although neither chain holds a name twice.
+    """
+    cell, path = target, [asker.name]
+    while (waiting := cell.waiting) is not None and not waiting.runs_beside():
+        path.append(cell.name)
+        cell = waiting.cell
+        if cell is asker:
+            raise AskCycle.of(asker.name, type(message).__name__, tuple(path))
+
+
+def refused(code: Code, text: str) -> HostWeightsError:
+    """The error for a use of the runtime that its contract rules out."""
+    return error(Stage.RUNTIME, code, text)

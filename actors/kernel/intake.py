@@ -1,0 +1,133 @@
+"""The front of an actor: accepting, refusing and withdrawing messages. What happens after that is the cell's."""
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from ...messages.base import Message
+from ...messages.failure import Code, HostWeightsError
+from ...messages.journal import DeadReason
+from .admission import Service
+from .contract import ActorSpec
+from .delivery import DONE, QUEUED, RUNNING, Delivery, Reason
+from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded
+from .hub import Hub, refused
+from .mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+_DEAD_REASONS = {
+    Reason.CALLER: DeadReason.WITHDRAWN,
+    Reason.DEADLINE: DeadReason.DEADLINE,
+    Reason.STOP: DeadReason.ACTOR_STOPPED,
+}
+
+
+class Intake:
+    """Mailbox, admission and withdrawal of one actor."""
+
+    def __init__(self, hub: Hub, spec: ActorSpec) -> None:
+        self.hub = hub
+        self.spec = spec
+        self.name = spec.name
+        self.mailbox = Mailbox(hub.loop, spec.mailbox_limit)
+        self.services = {
+            kind: Service(concurrent=kind in spec.concurrent, concurrency_limit=spec.concurrency_limit)
+            for kind in spec.accepts
+        }
+        self.refusing: str | None = None
+        """Why nothing is accepted any more."""
+        self.waiting: Delivery | None = None
+        """The ask that the one-at-a-time handler waits for."""
+        self.withdrawn_queued = 0
+
+    def post(
+        self,
+        message: Message,
+        future: "asyncio.Future[Message] | None",
+        deadline_s: float | None,
+        timeout_s: float | None,
+        sender: str | None,
+        cause: int | None,
+        chain: tuple[str, ...],
+    ) -> Delivery:
+        """Accept a message or raise what its sender is told at once."""
+        hub = self.hub
+        service = self.services.get(message.__class__)
+        if self.refusing is not None or service is None or self.mailbox.length >= self.mailbox.limit:
+            raise self._refusal(message, known=service is not None)
+        now_s = hub.clock()
+        hub._last_id = identity = hub._last_id + 1  # noqa: SLF001 - next_id, without the call
+        delivery = Delivery(cast("Cell", self), identity, message, future, sender, cause, chain, now_s)
+        delivery.expected_s = service.mean_s * service.share
+        if future is not None:
+            cap_s = self.spec.deadline_cap_s
+            if timeout_s is not None and (deadline_s is None or now_s + timeout_s < deadline_s):
+                deadline_s = now_s + timeout_s
+            if cap_s is not None and (deadline_s is None or now_s + cap_s < deadline_s):
+                deadline_s = now_s + cap_s
+            if deadline_s is not None:
+                self._admit(delivery, service, deadline_s, now_s)
+        self.mailbox.put(delivery)
+        return delivery
+
+    def withdraw(self, delivery: Delivery, reason: Reason) -> None:
+        """A queued message never starts, a running handler is cancelled; what has ended stays as it is."""
+        if delivery.state == DONE:
+            return
+        if delivery.state == RUNNING:
+            if delivery.handling is not None:
+                delivery.handling.withdraw(reason)
+            return
+        if delivery.state == QUEUED:
+            self.mailbox.bury(delivery)
+        self.withdrawn_queued += 1
+        self.hub.dead_letters.add(self.name, delivery.id, _DEAD_REASONS[reason])
+        delivery.fail(self.withdrawal_error(delivery, reason, running=False))
+
+    def withdrawal_error(self, delivery: Delivery, reason: Reason, *, running: bool) -> HostWeightsError | None:
+        """What the asker of a withdrawn message is told; None when it is the one who left."""
+        if reason is Reason.CALLER:
+            return None
+        if reason is Reason.DEADLINE:
+            return DeadlineExceeded.of(self.name, delivery.name, "running" if running else "queued")
+        when = "during its handler" if running else "before its handler began"
+        return ActorStopped.of(self.name, delivery.name, self.hub.why(f"the actor stopped {when}"))
+
+    def give_back(self, reply: Message) -> None:
+        """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit."""
+        message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
+        if message is None or self.refusing is not None:
+            return
+        hub = self.hub
+        self.mailbox.put(Delivery(cast("Cell", self), hub.next_id(), message, None, self.name, None, (), hub.clock()))
+
+    def refuse_queued(self) -> None:
+        """Withdraw everything in the mailbox because the actor ends."""
+        while (delivery := self.mailbox.oldest()) is not None:
+            self.withdraw(delivery, Reason.STOP)
+
+    def _admit(self, delivery: Delivery, service: Service, deadline_s: float, now_s: float) -> None:
+        left_s = deadline_s - now_s
+        if not left_s > 0.0:
+            self.hub.dead_letters.add(self.name, delivery.id, DeadReason.DEADLINE)
+            raise DeadlineExceeded.of(self.name, delivery.name, "queued")
+        backlog_s = self.mailbox.backlog_s
+        expected_s = backlog_s + service.mean_s
+        if not service.admits(backlog_s, left_s):
+            self.hub.dead_letters.add(self.name, delivery.id, DeadReason.OVERLOADED)
+            raise Overloaded.of(self.name, delivery.name, expected_s, left_s)
+        delivery.deadline_s = deadline_s
+        self.hub.wheel.add(delivery, deadline_s, now_s)
+
+    def _refusal(self, message: Message, *, known: bool) -> HostWeightsError:
+        name = type(message).__name__
+        if self.refusing is not None:
+            self.hub.dead_letters.add(self.name, 0, DeadReason.ACTOR_STOPPED)
+            return ActorStopped.of(self.name, name, self.hub.why(self.refusing))
+        if not known:
+            self.hub.dead_letters.add(self.name, 0, DeadReason.UNACCEPTED)
+            accepted = ", ".join(sorted(kind.__name__ for kind in self.services))
+            return refused(Code.UNSUPPORTED, f"actor {self.name!r} does not accept {name}; it accepts {accepted}")
+        self.hub.dead_letters.add(self.name, 0, DeadReason.MAILBOX_FULL)
+        return MailboxFull.of(self.name, name, self.mailbox.limit)

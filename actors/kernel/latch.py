@@ -1,0 +1,40 @@
+"""A wait that cancels do not pierce."""
+
+import asyncio
+
+
+class Latch:
+    """Opens once. Waiters are woken in the order in which they came; belongs to one event loop."""
+
+    __slots__ = ("_waiters", "opened")
+
+    def __init__(self) -> None:
+        self.opened = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def open(self) -> None:
+        """Let everyone through; opening twice is harmless."""
+        self.opened = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return when the latch is open; a cancel ends the wait."""
+        if self.opened:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def outlast(self) -> None:
+        """Wait until the latch is open whatever happens; a cancel that came meanwhile is raised then."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self.opened:
+            try:
+                await self.wait()
+            except asyncio.CancelledError as cancel:
+                cancelled = cancel
+        if cancelled is not None:
+            raise cancelled

@@ -1,0 +1,90 @@
+"""A bounded queue with one reader, control before messages, and tombstones for what was withdrawn."""
+
+import asyncio
+from collections import deque
+
+from .delivery import DONE, QUEUED, TAKEN, Delivery
+
+_COMPACT_AT = 64
+
+
+class Mailbox:
+    """First in, first out. The reader is nudged for control (stop, restart, room) and looks at that first.
+
+    Items are taken after the wake-up, never handed over by it, so a cancel between the two loses nothing.
+    """
+
+    __slots__ = ("_items", "_loop", "_nudged", "_waiter", "backlog_s", "length", "limit")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
+        self._loop = loop
+        self._items: deque[Delivery] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._nudged = False
+        self.limit = limit
+        self.length = 0
+        self.backlog_s = 0.0
+
+    def put(self, delivery: Delivery) -> None:
+        """Append; whoever calls has looked at ``limit``."""
+        self._items.append(delivery)
+        self.length += 1
+        self.backlog_s += delivery.expected_s
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def nudge(self) -> None:
+        """Wake the reader for control, or make its next wait return at once."""
+        self._nudged = True
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def take(self) -> Delivery | None:
+        """The oldest message that was not withdrawn, now ``TAKEN``; None when there is none."""
+        items = self._items
+        while items:
+            delivery = items.popleft()
+            if delivery.state == QUEUED:
+                delivery.state = TAKEN
+                self._forget(delivery)
+                return delivery
+        return None
+
+    def untake(self, delivery: Delivery) -> None:
+        """Put back in front what was taken and not begun."""
+        if delivery.state == TAKEN:
+            delivery.state = QUEUED
+            self._items.appendleft(delivery)
+            self.length += 1
+            self.backlog_s += delivery.expected_s
+
+    def bury(self, delivery: Delivery) -> None:
+        """Withdraw a queued message: it will never be taken. Tombstones never outnumber the living for long."""
+        delivery.state = DONE
+        self._forget(delivery)
+        if len(self._items) > _COMPACT_AT + 2 * self.length:
+            self._items = deque(item for item in self._items if item.state == QUEUED)
+
+    def oldest(self) -> Delivery | None:
+        """What ``take`` would give, left where it is."""
+        return next((item for item in self._items if item.state == QUEUED), None)
+
+    async def wait(self, *, messages: bool = True) -> None:
+        """Return when there is something to take (unless ``messages`` is False) or when nudged."""
+        while not self._nudged and not (messages and self._items):
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._nudged = False
+
+    def _forget(self, delivery: Delivery) -> None:
+        self.length -= 1
+        self.backlog_s = self.backlog_s - delivery.expected_s if self.length else 0.0

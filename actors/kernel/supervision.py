@@ -1,0 +1,58 @@
+"""What happens after a crash, as plain functions of what is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .contract import RestartPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the actor again, after a pause."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave the actor down: it was stopping anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Escalate:
+    """Leave the actor down and end the system."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the supervisor remembers of one actor: the times of its crashes, oldest first."""
+
+    crashes_s: tuple[float, ...] = ()
+    stopping: bool = False
+    cleanup_failed: bool = False
+    """The crashed incarnation's ``stopped`` hook raised as well, so what it held may still be held."""
+
+
+def decide(
+    policy: RestartPolicy, record: Record, crash: Exception, now_s: float
+) -> tuple[Record, Restart | Stop | Escalate]:
+    """Decide on one crash: declared transient faults restart within the limit, everything else escalates."""
+    recent = (*(at for at in record.crashes_s if now_s - at < policy.window_s), now_s)
+    after = Record(crashes_s=recent, stopping=record.stopping)
+    if record.cleanup_failed:
+        return after, Escalate("its clean-up failed")
+    if record.stopping:
+        return after, Stop()
+    if not isinstance(crash, policy.restart_on):
+        return after, Escalate(f"{type(crash).__name__} is not a declared transient fault")
+    if len(recent) > policy.limit:
+        return after, Escalate(f"it crashed {len(recent)} times in {policy.window_s:g} s, the limit is {policy.limit}")
+    pause_s = min(policy.backoff_s * 2.0 ** (len(recent) - 1), policy.backoff_limit_s)
+    return after, Restart(after_s=pause_s)
+
+
+def rest_for_one(start_order: Sequence[str], crashed: str) -> tuple[str, ...]:
+    """The actors to restart, in start order: the crashed one and all that were started after it."""
+    return tuple(start_order[start_order.index(crashed) :])

@@ -1,0 +1,130 @@
+"""The root of a system: one task that restarts after crashes, ends the system when it must, and shuts down in order."""
+
+import asyncio
+from dataclasses import replace
+
+from .cell import Cell
+from .errors import HandlerFailed
+from .hub import Hub
+from .latch import Latch
+from .supervision import Escalate, Record, Restart, decide, rest_for_one
+
+
+class Supervisor:
+    """Started and stopped by the system; everything it awaits belongs to its actors."""
+
+    def __init__(self, hub: Hub, shutdown_s: float) -> None:
+        self._hub = hub
+        self._shutdown_s = shutdown_s
+        self._records: dict[str, Record] = {}
+        self._closing = False
+        self._drain = True
+        self._back_off_ended = Latch()
+        self.closed = Latch()
+        """No actor is left."""
+        self.task: asyncio.Task[None]
+
+    def launch(self) -> None:
+        """Start the root task."""
+        self.task = self._hub.loop.create_task(self._main(), name="actor-supervisor")
+        self.task.add_done_callback(self._task_done)
+
+    def begin_close(self, *, drain: bool) -> None:
+        """Shut down; ``closed`` opens at the end."""
+        self._drain = self._drain and drain
+        self._closing = True
+        self._hub.wake_supervisor.open()
+        self._back_off_ended.open()
+
+    async def stop(self, cell: Cell) -> None:
+        """Drain one actor, withdraw what is left at the deadline, and wait for its end whatever happens."""
+        await self._stop(cell, self._hub.clock() + self._shutdown_s)
+
+    async def _main(self) -> None:
+        hub = self._hub
+        while not self._closing:
+            await self._woken()
+            while hub.crashes and not self._closing:
+                cell, incarnation, crash = hub.crashes.pop(0)
+                await self._crashed(cell, incarnation, crash)
+        await self._shut_down()
+
+    async def _woken(self) -> None:
+        try:
+            await self._hub.wake_supervisor.wait()
+        except asyncio.CancelledError:
+            self._closing, self._drain = True, False
+        self._hub.wake_supervisor = Latch()
+
+    async def _crashed(self, cell: Cell, incarnation: int, crash: Exception) -> None:
+        record = self._records.get(cell.name, Record())
+        record = replace(record, stopping=cell.stopping, cleanup_failed=cell.cleanup_error is not None)
+        self._records[cell.name], decision = decide(cell.spec.restart, record, crash, self._hub.clock())
+        if isinstance(decision, Escalate):
+            self._escalate(cell, crash, decision.why)
+        elif isinstance(decision, Restart) and incarnation == cell.incarnation and cell.down.opened:
+            await self._restart(cell, decision.after_s)
+
+    def _escalate(self, cell: Cell, crash: Exception, why: str) -> None:
+        text = f"{crash}" if isinstance(crash, HandlerFailed) else f"{type(crash).__name__}: {crash}"
+        failed = HandlerFailed.of(cell.name, "an incarnation", RuntimeError(f"{text} ({why})"))
+        self._hub.failure = failed.failure
+        self._closing, self._drain = True, False
+
+    async def _restart(self, crashed: Cell, after_s: float) -> None:
+        """Take down what was started later, newest first; pause; start all of it again, oldest first."""
+        cells = [self._hub.cells[name] for name in rest_for_one(tuple(self._hub.cells), crashed.name)]
+        for cell in reversed(cells[1:]):
+            if not cell.stopping:
+                cell.pause()
+                await self._outlast(cell.down)
+        await self._back_off(after_s)
+        for cell in cells:
+            if self._closing:
+                return
+            if not cell.stopping and cell.down.opened:
+                cell.resume()
+                await self._outlast(cell.settled)
+
+    async def _back_off(self, after_s: float) -> None:
+        """Pause, for less when the system is closed meanwhile."""
+        if self._closing:
+            return
+        self._back_off_ended = Latch()
+        timer = self._hub.loop.call_later(after_s, self._back_off_ended.open)
+        await self._outlast(self._back_off_ended)
+        timer.cancel()
+
+    async def _shut_down(self) -> None:
+        deadline_s = self._hub.clock() + self._shutdown_s
+        for cell in reversed(tuple(self._hub.cells.values())):
+            if not self._drain:
+                cell.stop()
+            while not cell.ended.opened:
+                try:
+                    await self._stop(cell, deadline_s)
+                except asyncio.CancelledError:
+                    cell.stop()
+            if cell.cleanup_error is not None and self._hub.failure is None:
+                self._hub.failure = HandlerFailed.of(cell.name, "stopped", cell.cleanup_error).failure
+        self.closed.open()
+
+    async def _stop(self, cell: Cell, deadline_s: float) -> None:
+        cell.drain()
+        timer = self._hub.loop.call_at(deadline_s, cell.stop)
+        try:
+            await cell.ended.outlast()
+        finally:
+            timer.cancel()
+
+    async def _outlast(self, latch: Latch) -> None:
+        """Wait to the end; a cancel of the root task, which only a dying loop sends, closes the system after it."""
+        try:
+            await latch.outlast()
+        except asyncio.CancelledError:
+            self._closing, self._drain = True, False
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._hub.loop.call_exception_handler({"message": "the supervisor ended", "exception": bug})
+        self.closed.open()

@@ -1,0 +1,235 @@
+"""``ActorSystem``: actors, asks and tells from outside them, and an orderly end."""
+
+import asyncio
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ...messages.base import Message
+from ...messages.budget import Budget
+from ...messages.failure import Code, Failure, HostWeightsError
+from ...messages.journal import DeadReason
+from .blocking import CallBudget, WorkerPool, run_blocking
+from .cell import Cell
+from .contract import ActorSpec
+from .errors import ActorStopped, HandlerFailed, from_failure
+from .events import Subscription
+from .hub import Hub, refused
+from .journal import Journal
+from .latch import Latch
+from .stats import ActorStats, SystemStats
+from .supervisor import Supervisor
+
+_NAME_LIMIT = 64
+_SUBSCRIPTION_LIMIT = 1024
+
+
+class ActorSystem:
+    """Actors on the running loop, whichever that is; used as ``async with ActorSystem() as system``.
+
+    Never owns the loop: no signal handlers, no default executor, no task factory. All methods belong to the thread of
+    that loop. Leaving the block drains and closes; when the block raised, or was cancelled, it closes without draining.
+    When an actor's crash ended the system, leaving the block raises that failure, unless the block raised itself.
+    """
+
+    def __init__(self, journal: Path | None = None, shutdown_s: float = 30.0) -> None:
+        self._journal_path = journal
+        self._shutdown_s = shutdown_s
+        self._closing = False
+        self._closed = Latch()
+        self._finishing = False
+        self._hub: Hub
+        self._supervisor: Supervisor
+        self._journal: Journal | None = None
+        self._journal_pool: WorkerPool
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._journal_pool = WorkerPool("journal", 1, loop)
+        if self._journal_path is not None:
+            self._journal = Journal(self._journal_path, loop, _package_version())
+            try:
+                await self._off_loop(self._journal, "open")
+            except BaseException:
+                await self._journal_pool.close()
+                raise
+        self._hub = Hub(loop, self._journal)
+        self._supervisor = Supervisor(self._hub, self._shutdown_s)
+        self._supervisor.launch()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close(drain=exc is None)
+        if exc is None and self._hub.failure is not None:
+            raise from_failure(self._hub.failure)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the system ended by itself; None while it has not."""
+        return self._hub.failure
+
+    async def start(self, spec: ActorSpec) -> None:
+        """Start an actor and wait until its ``started`` hook has returned.
+
+        Raises what that hook raised (HandlerFailed when it is not a HostWeightsError); then, and when the wait is
+        cancelled, no such actor runs. Refuses a spec that cannot work and a name that is taken (invalid_config).
+        """
+        _check(spec)
+        self._check_open(spec.name, "start")
+        if spec.name in self._hub.cells:
+            raise refused(Code.INVALID_CONFIG, f"an actor named {spec.name!r} runs already; names are unique")
+        cell = Cell(self._hub, spec)
+        self._hub.cells[spec.name] = cell
+        cell.launch()
+        try:
+            await cell.settled.wait()
+        except asyncio.CancelledError:
+            cell.stop()
+            await cell.ended.outlast()
+            self._hub.cells.pop(spec.name, None)
+            raise
+        if not cell.served:
+            await cell.ended.outlast()
+            self._hub.cells.pop(spec.name, None)
+            raise _start_error(spec.name, cell.start_error)
+
+    async def ask(self, name: str, message: Message, timeout_s: float | None = None) -> Message:
+        """Send and wait for the reply; raises what ends an ask (see the contract).
+
+        A cancel withdraws the message; it is raised when nothing of the ask runs any more.
+        """
+        self._check_open(name, type(message).__name__)
+        return await self._hub.ask(name, message, timeout_s)
+
+    def tell(self, name: str, message: Message) -> None:
+        """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
+        if self._closing:
+            self._hub.dead_letters.add(name, 0, DeadReason.ACTOR_STOPPED)
+            return
+        self._hub.tell(name, message, None, None)
+
+    def subscribe(self, limit: int = _SUBSCRIPTION_LIMIT) -> Subscription:
+        """Listen to events from now on; at most ``limit`` unread ones are kept. Close it when done."""
+        return self._hub.events.subscribe(limit)
+
+    async def stop_actor(self, name: str) -> None:
+        """Refuse new messages, handle what is queued for at most ``shutdown_s``, withdraw the rest, wait for the end.
+
+        Returns when no task or thread of the actor is left; a cancel does not cut that short and is raised then.
+        """
+        cell = self._hub.cells.get(name)
+        if cell is None:
+            raise ActorStopped.of(name, "stop", "no actor of that name runs")
+        self._refuse_from_inside()
+        try:
+            await self._supervisor.stop(cell)
+        finally:
+            if self._hub.cells.get(name) is cell:
+                del self._hub.cells[name]
+        if cell.cleanup_error is not None:
+            raise HandlerFailed.of(name, "stopped", cell.cleanup_error)
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Stop all actors, newest first, against one deadline of ``shutdown_s``; closing twice is harmless.
+
+        New messages from outside are refused at once. Each actor handles what is queued (if ``drain``) until the
+        deadline; the rest is withdrawn and running handlers are cancelled. Critical sections and blocking work are
+        waited for, also beyond the deadline. Returns when no task or thread is left; a cancel is raised then.
+        """
+        self._refuse_from_inside()
+        self._closing = True
+        self._supervisor.begin_close(drain=drain)
+        try:
+            await self._supervisor.closed.outlast()
+        finally:
+            await self._finish()
+
+    def stats(self) -> SystemStats:
+        """A snapshot."""
+        hub = self._hub
+        now_s = hub.clock()
+        return SystemStats(
+            actors=tuple(_actor_stats(cell, now_s) for cell in hub.cells.values()),
+            dead_letters=hub.dead_letters.counts(),
+            dropped_events=hub.events.dropped,
+            failure=hub.failure,
+            journal_failure=None if self._journal is None else self._journal.failure,
+        )
+
+    async def _finish(self) -> None:
+        if self._finishing:
+            await self._closed.outlast()
+            return
+        self._finishing = True
+        self._hub.wheel.close()
+        self._hub.events.close()
+        try:
+            if self._journal is not None:
+                self._journal.disarm()
+                await self._off_loop(self._journal, "close")
+        finally:
+            await self._journal_pool.close()
+            self._closed.open()
+
+    async def _off_loop(self, journal: Journal, step: str) -> None:
+        def call(_: Budget) -> None:
+            journal.open() if step == "open" else journal.close()
+
+        await run_blocking(self._journal_pool, CallBudget(None), call, None)
+
+    def _check_open(self, name: str, what: str) -> None:
+        if self._closing:
+            self._hub.dead_letters.add(name, 0, DeadReason.ACTOR_STOPPED)
+            raise ActorStopped.of(name, what, self._hub.why("the system is closing"))
+
+    def _refuse_from_inside(self) -> None:
+        task = asyncio.current_task()
+        for cell in self._hub.cells.values():
+            if cell.owns(task):
+                text = f"a handler of actor {cell.name!r} may not stop actors or the system: it would wait for itself"
+                raise refused(Code.UNSUPPORTED, text)
+
+
+def _check(spec: ActorSpec) -> None:
+    wrong = None
+    if not 0 < len(spec.name) <= _NAME_LIMIT:
+        wrong = f"a name has 1 to {_NAME_LIMIT} characters"
+    elif not set(spec.concurrent) <= set(spec.accepts):
+        wrong = "concurrent message types must be accepted ones"
+    elif min(spec.concurrency_limit, spec.mailbox_limit, spec.workers) < 1:
+        wrong = "concurrency_limit, mailbox_limit and workers are at least 1"
+    if wrong is not None:
+        raise refused(Code.INVALID_CONFIG, f"actor {spec.name!r} cannot be started: {wrong}")
+
+
+def _start_error(name: str, raised: Exception | None) -> HostWeightsError:
+    if raised is None:
+        return ActorStopped.of(name, "start", "it was stopped before it served")
+    return raised if isinstance(raised, HostWeightsError) else HandlerFailed.of(name, "started", raised)
+
+
+def _actor_stats(cell: Cell, now_s: float) -> ActorStats:
+    oldest = cell.mailbox.oldest()
+    return ActorStats(
+        name=cell.name,
+        incarnation=cell.incarnation,
+        restarts=max(0, cell.incarnation - 1),
+        handled=cell.handled,
+        failed=cell.failed,
+        withdrawn_queued=cell.withdrawn_queued,
+        withdrawn_running=cell.withdrawn_running,
+        swallowed_cancels=cell.swallowed_cancels,
+        mailbox_length=cell.mailbox.length,
+        oldest_age_s=0.0 if oldest is None else max(0.0, now_s - oldest.enqueued_s),
+        mean_service_s=cell.busy_s / cell.handled if cell.handled else 0.0,
+    )
+
+
+def _package_version() -> str:
+    try:
+        return version("hostweights")
+    except PackageNotFoundError:
+        return "unknown"
