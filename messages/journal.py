@@ -19,6 +19,9 @@ from .failure import Failure
 
 JOURNAL_VERSION = 1
 
+NO_BODY = msgspec.Raw(b"\xc0")
+"""msgpack's nil, where a record could hold a message and holds none."""
+
 
 class Ended(StrEnum):
     """How a handler ended."""
@@ -103,7 +106,7 @@ class Answered(Message, frozen=True, kw_only=True, tag="journal.answered"):
     actor: ActorName
     handling: Count
     sequence: Count
-    body: msgspec.Raw | None = None
+    body: msgspec.Raw = NO_BODY
     failure: Failure | None = None
 
 
@@ -151,7 +154,7 @@ class Finished(Message, frozen=True, kw_only=True, tag="journal.finished"):
     handling: Count
     clock_s: float
     ended: Ended
-    body: msgspec.Raw | None = None
+    body: msgspec.Raw = NO_BODY
     failure: Failure | None = None
 
 

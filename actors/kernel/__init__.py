@@ -12,6 +12,8 @@ from .errors import (
 )
 from .events import Subscription
 from .journal_file import JournalReader
+from .replay import ReplayResult, replay
+from .replay_context import Difference
 from .stats import ActorStats, SystemStats
 from .system import ActorSystem
 
@@ -24,12 +26,15 @@ __all__ = [
     "AskCycle",
     "Context",
     "DeadlineExceeded",
+    "Difference",
     "HandlerFailed",
     "JournalReader",
     "MailboxFull",
     "Overloaded",
+    "ReplayResult",
     "RestartPolicy",
     "Subscription",
     "SystemStats",
     "from_failure",
+    "replay",
 ]

@@ -82,7 +82,7 @@ class DeadlineWheel:
 
     def _turn(self) -> None:
         self._timer = None
-        due = int(self._loop.time() * _TICKS_PER_S)
+        due = max(self._armed_tick, int(self._loop.time() * _TICKS_PER_S))
         ticks = self._ticks
         while ticks and (ticks[0] <= due or not self._buckets[ticks[0]]):
             for delivery in self._buckets.pop(heapq.heappop(ticks)):

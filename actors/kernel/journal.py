@@ -39,11 +39,10 @@ from .journal_file import FileWriter, append_frame
 _FLUSH_BYTES = 64 * 1024
 _FLUSH_S = 0.05
 _PENDING_LIMIT_BYTES = 256 * 2**20
-_NIL = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
-def _raw(message: Message) -> msgspec.Raw:
-    """A message where a record holds an encoded one: it encodes to the same bytes, in one pass."""
+def _raw(message: Message | None) -> msgspec.Raw:
+    """A message, or none, where a record holds an encoded one: it encodes to the same bytes, in one pass."""
     return cast("msgspec.Raw", message)
 
 
@@ -78,8 +77,7 @@ class Journal:
 
     def started(self, actor: str, incarnation: int, handling: int, settings: Message | None) -> None:
         """An incarnation begins."""
-        body = _NIL if settings is None else _raw(settings)
-        self._record(Started(actor=actor, incarnation=incarnation, handling=handling, settings=body))
+        self._record(Started(actor=actor, incarnation=incarnation, handling=handling, settings=_raw(settings)))
 
     def dequeued(self, delivery: Delivery, incarnation: int, position: int, clock_s: float) -> None:
         """A handler begins."""
@@ -114,8 +112,7 @@ class Journal:
         self, actor: str, handling: int, sequence: int, body: Message | None, failure: Failure | None = None
     ) -> None:
         """A wait of a handler ended."""
-        raw = None if body is None else _raw(body)
-        self._record(Answered(actor=actor, handling=handling, sequence=sequence, body=raw, failure=failure))
+        self._record(Answered(actor=actor, handling=handling, sequence=sequence, body=_raw(body), failure=failure))
 
     def told(self, actor: str, handling: int, recipient: str, message: Message, failure: Failure | None) -> None:
         """A handler told."""
@@ -137,8 +134,9 @@ class Journal:
         self, actor: str, handling: int, clock_s: float, ended: Ended, body: Message | None, failure: Failure | None
     ) -> None:
         """A handler ended."""
-        raw = None if body is None else _raw(body)
-        self._record(Finished(actor=actor, handling=handling, clock_s=clock_s, ended=ended, body=raw, failure=failure))
+        self._record(
+            Finished(actor=actor, handling=handling, clock_s=clock_s, ended=ended, body=_raw(body), failure=failure)
+        )
 
     def dead_letter(self, actor: str, envelope_id: int, reason: DeadReason) -> None:
         """A message or reply came to nothing."""

@@ -9,6 +9,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -68,10 +69,10 @@ class FileWriter:
     def _run(self) -> None:
         broken = False
         while (buffer := self._queue.get()) is not None:
-            broken = broken or not self._try(lambda buffer=buffer: write_all(self._file, buffer))
+            broken = broken or not self._try(partial(write_all, self._file, buffer))
             with self._lock:
                 self._pending_bytes -= len(buffer)
-        broken = broken or not self._try(lambda: os.fsync(self._file))
+        broken = broken or not self._try(partial(os.fsync, self._file))
         os.close(self._file)
 
     def _try(self, step: Callable[[], None]) -> bool:

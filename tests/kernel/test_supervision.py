@@ -1,0 +1,302 @@
+"""Crashes: what is decided, what restarts, what survives, and how the system ends when it must."""
+
+# handlers and fakes keep the protocol's signature; cases are named by their number; polling is by loop pass
+# ruff: noqa: ARG001, ARG002, ASYNC110, N802, PT012
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from hostweights.actors.kernel import (
+    ActorSpec,
+    ActorStopped,
+    ActorSystem,
+    Context,
+    HandlerFailed,
+    RestartPolicy,
+)
+from hostweights.actors.kernel.supervision import Escalate, Record, Restart, Stop, decide, rest_for_one
+from hostweights.messages.base import Message
+from hostweights.messages.failure import HostWeightsError
+
+POLICY = RestartPolicy(limit=3, window_s=30.0, backoff_s=0.1, backoff_limit_s=0.3, restart_on=(OSError,))
+FAST = RestartPolicy(backoff_s=0.0, restart_on=(OSError,))
+
+
+class Do(Message, frozen=True, kw_only=True, tag="t.do"):
+    """Ask for something."""
+
+    what: str = ""
+
+
+class Did(Message, frozen=True, kw_only=True, tag="t.did"):
+    """It was done, by which incarnation."""
+
+    n: int = 0
+
+
+class Counted:
+    """Knows its incarnation; crashes when asked."""
+
+    def __init__(self, log: list[str], name: str, handler: Callable[[Do, Context], Awaitable[None]] | None = None):  # noqa: ANN204 - a constructor
+        log.append(f"create {name}")
+        self._log = log
+        self._name = name
+        self._handler = handler
+        self._n = log.count(f"create {name}")
+
+    async def started(self, context: Context) -> None:
+        self._log.append(f"started {self._name}")
+
+    async def receive(self, message: Message, context: Context) -> Message | None:
+        assert isinstance(message, Do)
+        if self._handler is not None:
+            await self._handler(message, context)
+        if message.what == "crash":
+            raise OSError("transient")
+        if message.what == "bug":
+            raise ZeroDivisionError("bug")
+        if message.what == "stray":
+            raise asyncio.CancelledError
+        return Did(n=self._n)
+
+    async def perform(self, effect: Message, context: Context) -> Message:
+        raise AssertionError
+
+    async def stopped(self, context: Context) -> None:
+        self._log.append(f"stopped {self._name}")
+
+
+def test_a_declared_fault_restarts_with_growing_pauses_and_then_escalates() -> None:
+    record = Record()
+    pauses = []
+    for now_s in (0.0, 1.0, 2.0):
+        record, decision = decide(POLICY, record, OSError(), now_s)
+        assert isinstance(decision, Restart)
+        pauses.append(decision.after_s)
+    assert pauses == [0.1, 0.2, 0.3]
+    _, decision = decide(POLICY, record, OSError(), 3.0)
+    assert isinstance(decision, Escalate)
+    assert "4 times" in decision.why
+
+
+def test_crashes_outside_the_window_are_forgotten() -> None:
+    record = Record(crashes_s=(0.0, 1.0, 2.0))
+    record, decision = decide(POLICY, record, OSError(), 31.5)
+    assert decision == Restart(after_s=0.2)
+    assert record.crashes_s == (2.0, 31.5)
+
+
+def test_an_unknown_fault_escalates_a_stopping_actor_stops_and_a_failed_clean_up_escalates() -> None:
+    assert isinstance(decide(POLICY, Record(), ValueError(), 0.0)[1], Escalate)
+    assert decide(POLICY, Record(stopping=True), ValueError(), 0.0)[1] == Stop()
+    assert isinstance(decide(POLICY, Record(stopping=True, cleanup_failed=True), OSError(), 0.0)[1], Escalate)
+
+
+def test_rest_for_one_is_the_crashed_actor_and_all_after_it() -> None:
+    assert rest_for_one(("a", "b", "c"), "b") == ("b", "c")
+
+
+@pytest.mark.asyncio
+async def test_a_crash_restarts_the_actor_and_those_after_it_and_keeps_what_is_queued() -> None:
+    log: list[str] = []
+    gate = asyncio.Event()
+
+    async def wait(message: Do, context: Context) -> None:
+        if message.what in ("crash", "held"):
+            await gate.wait()
+
+    async with ActorSystem() as system:
+        for name in ("a", "b", "c"):
+            await system.start(
+                ActorSpec(name=name, create=lambda name=name: Counted(log, name, wait), accepts=(Do,), restart=FAST)  # type: ignore[misc]  # bound per loop
+            )
+        crash = asyncio.create_task(system.ask("b", Do(what="crash")))
+        held = asyncio.create_task(system.ask("a", Do(what="held")))
+        await asyncio.sleep(0)
+        queued = [asyncio.create_task(system.ask("b", Do())) for _ in range(3)]
+        while system.stats().actors[1].mailbox_length < 3:
+            await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(HandlerFailed, match="transient") as found:
+            await crash
+        assert isinstance(found.value.__cause__, OSError)
+        assert [await ask for ask in queued] == [Did(n=2)] * 3
+        assert await held == Did(n=1)
+        assert await system.ask("c", Do()) == Did(n=2)
+        assert [actor.restarts for actor in system.stats().actors] == [0, 1, 1]
+    start = log.index("stopped b")
+    assert log[start : start + 6] == ["stopped b", "stopped c", "create b", "started b", "create c", "started c"]
+    assert log[-3:] == ["stopped c", "stopped b", "stopped a"]
+
+
+@pytest.mark.asyncio
+async def test_a_concurrent_crash_ends_the_handlers_beside_it() -> None:
+    log: list[str] = []
+
+    async def wait(message: Do, context: Context) -> None:
+        if message.what == "long":
+            await asyncio.Event().wait()
+
+    async with ActorSystem() as system:
+        await system.start(
+            ActorSpec(name="a", create=lambda: Counted(log, "a", wait), accepts=(Do,), concurrent=(Do,), restart=FAST)
+        )
+        long = asyncio.create_task(system.ask("a", Do(what="long")))
+        await asyncio.sleep(0)
+        with pytest.raises(HandlerFailed):
+            await system.ask("a", Do(what="crash"))
+        with pytest.raises(ActorStopped):
+            await long
+        assert await system.ask("a", Do()) == Did(n=2)
+
+
+@pytest.mark.asyncio
+async def test_an_unrequested_cancelled_error_is_a_failure_and_not_a_stop() -> None:
+    log: list[str] = []
+    restart = RestartPolicy(backoff_s=0.0, restart_on=(HandlerFailed,))
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=restart))
+        with pytest.raises(HandlerFailed, match="CancelledError"):
+            await system.ask("a", Do(what="stray"))
+        assert await system.ask("a", Do()) == Did(n=2)
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_fault_ends_the_system_with_its_cause() -> None:
+    log: list[str] = []
+    with pytest.raises(HandlerFailed, match="ZeroDivisionError"):
+        async with ActorSystem() as system:
+            for name in ("a", "b"):
+                await system.start(
+                    ActorSpec(name=name, create=lambda name=name: Counted(log, name), accepts=(Do,))  # type: ignore[misc]  # bound per loop
+                )
+            with pytest.raises(HandlerFailed):
+                await system.ask("a", Do(what="bug"))
+            while system.failure is None:
+                await asyncio.sleep(0)
+            with pytest.raises(ActorStopped, match="ZeroDivisionError"):
+                await system.ask("b", Do())
+    assert log[-2:] == ["stopped a", "stopped b"], "the crashed one first, then the rest, newest first"
+
+
+@pytest.mark.asyncio
+async def test_the_block_s_own_error_is_not_hidden_by_the_system_s() -> None:
+    with pytest.raises(KeyError):
+        async with ActorSystem() as system:
+            await system.start(ActorSpec(name="a", create=lambda: Counted([], "a"), accepts=(Do,)))
+            with pytest.raises(HandlerFailed):
+                await system.ask("a", Do(what="bug"))
+            raise KeyError
+
+
+@pytest.mark.asyncio
+async def test_closing_does_not_wait_for_a_back_off() -> None:
+    policy = RestartPolicy(backoff_s=3600.0, backoff_limit_s=3600.0, restart_on=(OSError,))
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted([], "a"), accepts=(Do,), restart=policy))
+        with pytest.raises(HandlerFailed):
+            await system.ask("a", Do(what="crash"))
+        queued = asyncio.create_task(system.ask("a", Do()))
+        await asyncio.sleep(0)
+    with pytest.raises(ActorStopped):
+        await queued
+
+
+class Faulty(Counted):
+    """Raises where it is told to."""
+
+    def __init__(self, where: str, raised: Exception) -> None:
+        super().__init__([], "a")
+        self._where = where
+        self._raised = raised
+        if where == "create":
+            raise raised
+
+    async def started(self, context: Context) -> None:
+        if self._where == "started":
+            raise self._raised
+
+    async def stopped(self, context: Context) -> None:
+        if self._where == "stopped":
+            raise self._raised
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", ["create", "started"])
+async def test_a_failed_start_raises_and_leaves_no_actor(where: str) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(HandlerFailed, match="no disk"):
+            await system.start(ActorSpec(name="a", create=lambda: Faulty(where, OSError("no disk")), accepts=(Do,)))
+        with pytest.raises(ActorStopped):
+            await system.ask("a", Do())
+        await system.start(ActorSpec(name="a", create=lambda: Counted([], "a"), accepts=(Do,)))
+        assert await system.ask("a", Do()) == Did(n=1)
+
+
+@pytest.mark.asyncio
+async def test_a_failed_clean_up_is_raised_at_the_exit() -> None:
+    with pytest.raises(HandlerFailed, match="unregister"):
+        async with ActorSystem() as system:
+            await system.start(
+                ActorSpec(name="a", create=lambda: Faulty("stopped", OSError("unregister")), accepts=(Do,))
+            )
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_start_leaves_no_actor() -> None:
+    class Slow(Counted):
+        async def started(self, context: Context) -> None:
+            await asyncio.Event().wait()
+
+    async with ActorSystem() as system:
+        start = asyncio.create_task(system.start(ActorSpec(name="a", create=lambda: Slow([], "a"), accepts=(Do,))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert not system.stats().actors
+
+
+@pytest.mark.asyncio
+async def test_a_foreign_cancel_of_the_actor_s_task_stops_it_in_good_order() -> None:
+    log: list[str] = []
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,)))
+        system._hub.cells["a"].task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with pytest.raises(ActorStopped, match="cancelled the actor's task"):
+            await system.ask("a", Do())
+        assert log[-1] == "stopped a"
+
+
+@pytest.mark.asyncio
+async def test_D1_crashes_under_load_lose_no_request() -> None:
+    """Every request ends exactly once: with its answer, or with the crash it caused or was running beside."""
+    log: list[str] = []
+    policy = RestartPolicy(limit=1000, backoff_s=0.0, restart_on=(OSError,))
+
+    async def forward(message: Do, context: Context) -> None:
+        await context.ask("store", Do(what=message.what))
+
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="store", create=lambda: Counted(log, "store"), accepts=(Do,), restart=policy))
+        await system.start(
+            ActorSpec(
+                name="front",
+                create=lambda: Counted(log, "front", forward),
+                accepts=(Do,),
+                concurrent=(Do,),
+                restart=policy,
+            )
+        )
+        asks = [system.ask("front", Do(what="crash" if n % 17 == 0 else "")) for n in range(400)]
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        assert all(isinstance(answer, Did | HostWeightsError) for answer in answers)
+        assert sum(isinstance(answer, HandlerFailed) for answer in answers) > 0
+        assert sum(isinstance(answer, Did) for answer in answers) > 0
+        assert isinstance(await system.ask("front", Do()), Did)
+        assert all(actor.mailbox_length == 0 for actor in system.stats().actors)
