@@ -9,17 +9,21 @@ _HEADROOM = 0.8
 
 
 class Service:
-    """The moving mean of one message type's completed runs in one actor."""
+    """Completed runs of one message type in one actor: how many, how long in all, and the moving mean."""
 
-    __slots__ = ("concurrent", "mean_s", "share")
+    __slots__ = ("busy_s", "concurrent", "count", "mean_s", "share")
 
     def __init__(self, *, concurrent: bool, concurrency_limit: int) -> None:
         self.concurrent = concurrent
         self.share = 1.0 / concurrency_limit if concurrent else 1.0
         self.mean_s = 0.0
+        self.count = 0
+        self.busy_s = 0.0
 
     def completed(self, seconds: float) -> None:
         """Take in one run that ended with an answer."""
+        self.count += 1
+        self.busy_s += seconds
         mean = self.mean_s
         self.mean_s = seconds if mean == 0.0 else mean + _WEIGHT * (seconds - mean)
 

@@ -20,6 +20,7 @@ from .latch import Latch
 
 _SLICE_MESSAGES = 64
 _SLICE_S = 0.0005
+_REPLIED = Ended.REPLIED
 
 
 class Cell(Intake):
@@ -42,14 +43,13 @@ class Cell(Intake):
         self.cleanup_error: Exception | None = None
         """What an incarnation's ``stopped`` hook raised."""
         self.stopping = False
-        self.handled = 0
         self.failed = 0
         self.withdrawn_running = 0
         self.swallowed_cancels = 0
-        self.busy_s = 0.0
         self.served = False
         """Some incarnation got past its ``started`` hook."""
         self._position = 0
+        self._last_end_s = 0.0
         self._cut = False
         self._draining = False
         self._resumed = False
@@ -143,7 +143,7 @@ class Cell(Intake):
         return self._crash
 
     async def _start(self, hook_id: int) -> None:
-        handling = self._current = Handling(self, hook_id, self.task, None, serial=True)
+        handling = self._current = Handling(self, hook_id, self.task, True)
         crash = await self._hook(handling, "started")
         self._current = None
         if crash is not None:
@@ -157,11 +157,10 @@ class Cell(Intake):
         hook_id = self.hub.next_id()
         if self.hub.journal is not None:
             self.hub.journal.stopping(self.name, self.incarnation, hook_id)
-        self.cleanup_error = await self._hook(Handling(self, hook_id, self.task, None, serial=True), "stopped")
+        self.cleanup_error = await self._hook(Handling(self, hook_id, self.task, True), "stopped")
 
     async def _hook(self, handling: Handling, name: str) -> Exception | None:
         """Run a hook; returns what it raised, None also when it was withdrawn."""
-        before = self.task.cancelling()
         hook = self.actor.started if name == "started" else self.actor.stopped
         raised: BaseException | None = None
         try:
@@ -171,7 +170,7 @@ class Cell(Intake):
         except Exception as found:  # noqa: BLE001 - returned to the caller, which lets the supervisor decide
             raised = found
         handling.ended = True
-        ended = await self._unwind(handling, before, raised)
+        ended = await self._unwind(handling, raised)
         failure = None
         if ended is Ended.FAILED and raised is not None:
             failure = _as_failed(self.name, name, raised).failure
@@ -222,15 +221,19 @@ class Cell(Intake):
             if delivery is None:
                 if self._draining and not self._children:
                     return
-                await self._wait(messages=True)
+                if (waiter := mailbox.waiter()) is not None:
+                    try:
+                        await waiter
+                    except asyncio.CancelledError:
+                        self._foreign_cancel()
                 num_handled, slice_end_s = 0, clock() + _SLICE_S
                 continue
-            if self.services[delivery.message.__class__].concurrent:
+            if delivery.service.concurrent:
                 await self._dispatch(delivery)
             else:
                 await self._run(delivery, self.task, serial=True)
             num_handled += 1
-            if mailbox.length and (num_handled >= _SLICE_MESSAGES or clock() >= slice_end_s):
+            if mailbox.length and (num_handled >= _SLICE_MESSAGES or self._last_end_s >= slice_end_s):
                 await self._yield()
                 num_handled, slice_end_s = 0, clock() + _SLICE_S
 
@@ -264,11 +267,11 @@ class Cell(Intake):
         """Handle one message to its end: the reply or error reaches the asker, a crash ends the incarnation."""
         hub = self.hub
         start_s = hub.clock()
-        service = self.services[delivery.message.__class__]
+        service = delivery.service
         if delivery.deadline_s is not None and not service.starts(delivery.deadline_s - start_s):
             self.withdraw(delivery, Reason.DEADLINE)
             return
-        handling = Handling(self, delivery.id, task, delivery, serial=serial)
+        handling = Handling(self, delivery.id, task, serial, delivery.deadline_s, delivery.chain)
         delivery.handling = handling
         delivery.state = RUNNING
         if serial:
@@ -277,7 +280,6 @@ class Cell(Intake):
         if journal is not None:
             journal.dequeued(delivery, self.incarnation, self._position, start_s)
         self._position += 1
-        before = task.cancelling()
         reply: Message | None = None
         raised: BaseException | None = None
         try:
@@ -287,30 +289,37 @@ class Cell(Intake):
         except Exception as found:  # noqa: BLE001 - becomes the asker's error and, if it is a crash, the supervisor's
             raised = found
         handling.ended = True
-        self._current = None if serial else self._current
-        ended = Ended.REPLIED
-        if raised is not None or handling.cancel_sent or task.cancelling() != before:
-            ended = await self._unwind(handling, before, raised)
-        end_s = hub.clock()
-        if ended is Ended.REPLIED:
-            self.handled += 1
-            self.busy_s += end_s - start_s
-            service.completed(end_s - start_s)
-            if reply is not None or delivery.future is None:
-                if journal is not None:
-                    journal.finished(self.name, delivery.id, end_s, ended, reply, None)
-                delivery.succeed(reply) if reply is not None else delivery.fail(None)
-                return
-            raised = TypeError("the handler of an ask returned no reply")
-            ended = Ended.FAILED
-        self._settle(delivery, handling, ended, raised, end_s)
+        if serial:
+            self._current = None
+        ended = _REPLIED
+        if raised is not None or handling.cancel_sent or task.cancelling():
+            ended = await self._unwind(handling, raised)
+        self._last_end_s = end_s = hub.clock()
+        if ended is not _REPLIED:
+            self._settle(delivery, handling, ended, raised, end_s)
+            return
+        service.completed(end_s - start_s)
+        self._reply(delivery, handling, reply, end_s)
 
-    async def _unwind(self, handling: Handling, before: int, raised: BaseException | None) -> Ended:
-        """Say how a handler ended, with every cancel of it off the task."""
+    def _reply(self, delivery: Delivery, handling: Handling, reply: Message | None, end_s: float) -> None:
+        """End a message whose handler returned; an ask without a reply failed, and its actor lives on."""
+        if reply is None and delivery.future is not None:
+            missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
+            self._settle(delivery, handling, Ended.FAILED, missing, end_s)
+            return
+        if self.hub.journal is not None:
+            self.hub.journal.finished(self.name, delivery.id, end_s, _REPLIED, reply, None)
+        if reply is not None and delivery.future is not None:
+            delivery.succeed(reply)
+        else:
+            delivery.state = DONE
+
+    async def _unwind(self, handling: Handling, raised: BaseException | None) -> Ended:
+        """Say how a handler ended, with every cancel of it off the task: between handlers there is none."""
         cancelled = isinstance(raised, asyncio.CancelledError)
         foreign = False
-        if cancelled or handling.cancel_sent or handling.task.cancelling() != before:
-            pending, foreign = await handling.absorb(before)
+        if cancelled or handling.cancel_sent or handling.task.cancelling():
+            pending, foreign = await handling.absorb()
             if handling.cancel_sent and not cancelled and not pending:
                 self.swallowed_cancels += 1
         if foreign and handling.task is self.task:
@@ -348,8 +357,12 @@ class Cell(Intake):
     # --- cancels that the runtime did not send ----------------------------------------------------------------------
 
     async def _wait(self, *, messages: bool) -> None:
+        """Wait for a nudge or, if ``messages``, for one; may return without either, so callers look again."""
+        waiter = self.mailbox.waiter(messages=messages)
+        if waiter is None:
+            return
         try:
-            await self.mailbox.wait(messages=messages)
+            await waiter
         except asyncio.CancelledError:
             self._foreign_cancel()
 

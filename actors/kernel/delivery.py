@@ -4,9 +4,12 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ...messages.base import Message
 from ...messages.failure import HostWeightsError
 from ...messages.journal import DeadReason
+from .admission import Service
 from .latch import Latch
 
 if TYPE_CHECKING:
@@ -31,51 +34,27 @@ class Reason(Enum):
     STOP = "the actor is stopping"
 
 
-class Delivery:
-    """A message between its acceptance and its end. ``future`` is None for a tell."""
+class Delivery(msgspec.Struct, eq=False):
+    """A message between its acceptance and its end. ``future`` is None for a tell.
 
-    __slots__ = (
-        "cause",
-        "cell",
-        "chain",
-        "deadline_s",
-        "enqueued_s",
-        "entry",
-        "expected_s",
-        "future",
-        "handling",
-        "id",
-        "latch",
-        "message",
-        "sender",
-        "state",
-    )
+    A Struct for its constructor in C; it is never encoded.
+    """
 
-    def __init__(
-        self,
-        cell: "Cell",
-        identity: int,
-        message: Message,
-        future: "asyncio.Future[Message] | None",
-        sender: str | None,
-        cause: int | None,
-        chain: tuple[str, ...],
-        enqueued_s: float,
-    ) -> None:
-        self.cell = cell
-        self.id = identity
-        self.message = message
-        self.future = future
-        self.sender = sender
-        self.cause = cause
-        self.chain = chain
-        self.enqueued_s = enqueued_s
-        self.deadline_s: float | None = None
-        self.expected_s = 0.0
-        self.state = QUEUED
-        self.entry: set[Delivery] | asyncio.TimerHandle | None = None
-        self.handling: Handling | None = None
-        self.latch: Latch | None = None
+    cell: "Cell"
+    id: int
+    message: Message
+    service: Service
+    future: "asyncio.Future[Message] | None"
+    sender: str | None
+    cause: int | None
+    chain: tuple[str, ...]
+    enqueued_s: float
+    expected_s: float = 0.0
+    deadline_s: float | None = None
+    state: int = QUEUED
+    entry: "set[Delivery] | asyncio.TimerHandle | None" = None
+    handling: "Handling | None" = None
+    latch: Latch | None = None
 
     @property
     def name(self) -> str:

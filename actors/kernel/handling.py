@@ -5,12 +5,14 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+import msgspec
+
 from ...messages.base import Message
 from ...messages.budget import Budget
 from ...messages.failure import Code, HostWeightsError
 from .blocking import CallBudget, run_blocking
 from .critical import CriticalSection
-from .delivery import Delivery, Reason
+from .delivery import Reason
 from .errors import HandlerFailed
 from .hub import refused
 
@@ -20,37 +22,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Handling:
-    """Implements ``contract.Context`` for a handler or hook; the runtime's cancel goes through ``withdraw``."""
+class Handling(msgspec.Struct, eq=False):
+    """Implements ``contract.Context`` for a handler or hook; the runtime's cancel goes through ``withdraw``.
 
-    __slots__ = (
-        "_chain",
-        "_sequence",
-        "cancel_sent",
-        "cell",
-        "critical_depth",
-        "deadline_s",
-        "ended",
-        "id",
-        "reason",
-        "serial",
-        "task",
-    )
+    A Struct for its constructor in C; it is never encoded.
+    """
 
-    def __init__(
-        self, cell: "Cell", identity: int, task: "asyncio.Task[None]", delivery: Delivery | None, *, serial: bool
-    ) -> None:
-        self.cell = cell
-        self.id = identity
-        self.task = task
-        self.serial = serial
-        self.deadline_s = None if delivery is None else delivery.deadline_s
-        self._chain = () if delivery is None else delivery.chain
-        self._sequence = 0
-        self.critical_depth = 0
-        self.reason: Reason | None = None
-        self.cancel_sent = False
-        self.ended = False
+    cell: "Cell"
+    id: int
+    task: "asyncio.Task[None]"
+    serial: bool
+    deadline_s: float | None = None
+    chain: tuple[str, ...] = ()
+    sequence: int = 0
+    critical_depth: int = 0
+    reason: Reason | None = None
+    cancel_sent: bool = False
+    ended: bool = False
 
     # --- the runtime's side -----------------------------------------------------------------------------------------
 
@@ -70,7 +58,7 @@ class Handling:
             journal.cancelled(self.cell.name, self.id)
         self.task.cancel()
 
-    async def absorb(self, cancelling_before: int) -> tuple[bool, bool]:
+    async def absorb(self) -> tuple[bool, bool]:
         """After the handler: take what is left of the cancel off the task, so that it never hits what follows.
 
         Returns whether a cancel was still on its way, and whether one came that the runtime did not send. Before 3.13
@@ -82,8 +70,8 @@ class Handling:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             pending = True
-        foreign = task.cancelling() - cancelling_before > int(self.cancel_sent)
-        while task.cancelling() > cancelling_before:
+        foreign = task.cancelling() > int(self.cancel_sent)
+        while task.cancelling():
             task.uncancel()
         return pending, foreign
 
@@ -116,12 +104,12 @@ class Handling:
         cell = self.cell
         hub = cell.hub
         journal = hub.journal
-        sequence = self._sequence
-        self._sequence += 1
+        sequence = self.sequence
+        self.sequence += 1
         if journal is not None:
             journal.asked(cell.name, self.id, sequence, recipient, message)
         asker = cell if self.serial else None
-        chain = (*self._chain, cell.name)
+        chain = (*self.chain, cell.name)
         try:
             reply = await hub.ask(recipient, message, timeout_s, self.deadline_s, cell.name, self.id, chain, asker)
         except asyncio.CancelledError:
@@ -160,8 +148,8 @@ class Handling:
         """See ``contract.Context``."""
         cell = self.cell
         journal = cell.hub.journal
-        sequence = self._sequence
-        self._sequence += 1
+        sequence = self.sequence
+        self.sequence += 1
         if journal is not None:
             journal.performed(cell.name, self.id, sequence, effect)
         failure = None

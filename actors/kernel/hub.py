@@ -1,6 +1,7 @@
 """What the actors of one system share, and the one way a message gets from anywhere to an actor."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from ...messages.base import Message
@@ -23,7 +24,8 @@ class Hub:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal | None) -> None:
         self.loop = loop
-        self.clock = loop.time
+        # the stock loop's clock is this one behind a Python method
+        self.clock = time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
         self.journal = journal
         self.cells: dict[str, Cell] = {}
         """In start order."""
@@ -34,26 +36,30 @@ class Hub:
         """Crashed cells with the incarnation that did, oldest first; the supervisor's to work off."""
         self.failure: Failure | None = None
         """Why the system ended by itself."""
+        self.closing = False
+        """Nothing is accepted from outside any more."""
         self.wake_supervisor = Latch()
-        self._last_id = 0
+        self.last_id = 0
 
     def next_id(self) -> int:
         """A number for an envelope or a hook, unique in this system, from 1."""
-        self._last_id += 1
-        return self._last_id
+        self.last_id += 1
+        return self.last_id
 
     def report(self, cell: "Cell", crash: Exception) -> None:
         """An incarnation ended with a crash: let the supervisor decide."""
         self.crashes.append((cell, cell.incarnation, crash))
         self.wake_supervisor.open()
 
-    def find(self, recipient: str, message: Message) -> "Cell":
-        """The actor, running or stopping; raises ActorStopped when there is none of that name."""
-        cell = None if self.failure is not None else self.cells.get(recipient)
-        if cell is None:
-            self.dead_letters.add(recipient, 0, DeadReason.ACTOR_UNKNOWN)
-            raise ActorStopped.of(recipient, type(message).__name__, self.why("no actor of that name runs"))
-        return cell
+    def _nobody(self, recipient: str, message: Message) -> ActorStopped:
+        self.dead_letters.add(recipient, 0, DeadReason.ACTOR_UNKNOWN)
+        return ActorStopped.of(recipient, type(message).__name__, self.why("no actor of that name runs"))
+
+    def fail(self, failure: Failure) -> None:
+        """The system ends by itself: every ask is refused with the cause from now on."""
+        self.failure = failure
+        for cell in self.cells.values():
+            cell.refusing = failure.text
 
     def why(self, otherwise: str) -> str:
         """The system's failure in words, if it failed."""
@@ -62,9 +68,18 @@ class Hub:
     def tell(self, recipient: str, message: Message, sender: str | None, cause: int | None) -> None:
         """Send without waiting; a recipient that is gone makes a dead letter, a full one raises MailboxFull."""
         try:
-            self.find(recipient, message).post(message, None, None, None, sender, cause, ())
+            if self.closing and sender is None:
+                raise self._closed(recipient, message)
+            cell = self.cells.get(recipient)
+            if cell is None:
+                raise self._nobody(recipient, message)
+            cell.post(message, None, None, None, sender, cause, ())
         except ActorStopped:
             return
+
+    def _closed(self, recipient: str, message: Message) -> ActorStopped:
+        self.dead_letters.add(recipient, 0, DeadReason.ACTOR_STOPPED)
+        return ActorStopped.of(recipient, type(message).__name__, self.why("the system is closing"))
 
     async def ask(
         self,
@@ -78,8 +93,12 @@ class Hub:
         asker: "Cell | None" = None,
     ) -> Message:
         """Send and wait for the end; ``asker`` is the actor whose one-at-a-time handler waits, if that is so."""
-        cell = self.find(recipient, message)
-        if recipient in chain:
+        if self.closing and sender is None:
+            raise self._closed(recipient, message)
+        cell = self.cells.get(recipient)
+        if cell is None:
+            raise self._nobody(recipient, message)
+        if chain and recipient in chain:
             raise AskCycle.of(recipient, type(message).__name__, chain)
         if asker is not None:
             _refuse_deadlock(asker, cell, message)

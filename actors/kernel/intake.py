@@ -53,13 +53,24 @@ class Intake:
     ) -> Delivery:
         """Accept a message or raise what its sender is told at once."""
         hub = self.hub
+        mailbox = self.mailbox
         service = self.services.get(message.__class__)
-        if self.refusing is not None or service is None or self.mailbox.length >= self.mailbox.limit:
+        if self.refusing is not None or service is None or mailbox.length >= mailbox.limit:
             raise self._refusal(message, known=service is not None)
         now_s = hub.clock()
-        hub._last_id = identity = hub._last_id + 1  # noqa: SLF001 - next_id, without the call
-        delivery = Delivery(cast("Cell", self), identity, message, future, sender, cause, chain, now_s)
-        delivery.expected_s = service.mean_s * service.share
+        hub.last_id = identity = hub.last_id + 1
+        delivery = Delivery(
+            cast("Cell", self),
+            identity,
+            message,
+            service,
+            future,
+            sender,
+            cause,
+            chain,
+            now_s,
+            service.mean_s * service.share,
+        )
         if future is not None:
             cap_s = self.spec.deadline_cap_s
             if timeout_s is not None and (deadline_s is None or now_s + timeout_s < deadline_s):
@@ -67,8 +78,12 @@ class Intake:
             if cap_s is not None and (deadline_s is None or now_s + cap_s < deadline_s):
                 deadline_s = now_s + cap_s
             if deadline_s is not None:
-                self._admit(delivery, service, deadline_s, now_s)
-        self.mailbox.put(delivery)
+                left_s = deadline_s - now_s
+                if not left_s > 0.0 or not service.admits(mailbox.backlog_s, left_s):
+                    raise self._too_late(delivery, left_s)
+                delivery.deadline_s = deadline_s
+                hub.wheel.add(delivery, deadline_s, now_s)
+        mailbox.put(delivery)
         return delivery
 
     def withdraw(self, delivery: Delivery, reason: Reason) -> None:
@@ -99,26 +114,21 @@ class Intake:
         message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
         if message is None or self.refusing is not None:
             return
-        hub = self.hub
-        self.mailbox.put(Delivery(cast("Cell", self), hub.next_id(), message, None, self.name, None, (), hub.clock()))
+        cell, service, now_s = cast("Cell", self), self.services[type(message)], self.hub.clock()
+        self.mailbox.put(Delivery(cell, self.hub.next_id(), message, service, None, self.name, None, (), now_s))
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""
         while (delivery := self.mailbox.oldest()) is not None:
             self.withdraw(delivery, Reason.STOP)
 
-    def _admit(self, delivery: Delivery, service: Service, deadline_s: float, now_s: float) -> None:
-        left_s = deadline_s - now_s
+    def _too_late(self, delivery: Delivery, left_s: float) -> HostWeightsError:
         if not left_s > 0.0:
             self.hub.dead_letters.add(self.name, delivery.id, DeadReason.DEADLINE)
-            raise DeadlineExceeded.of(self.name, delivery.name, "queued")
-        backlog_s = self.mailbox.backlog_s
-        expected_s = backlog_s + service.mean_s
-        if not service.admits(backlog_s, left_s):
-            self.hub.dead_letters.add(self.name, delivery.id, DeadReason.OVERLOADED)
-            raise Overloaded.of(self.name, delivery.name, expected_s, left_s)
-        delivery.deadline_s = deadline_s
-        self.hub.wheel.add(delivery, deadline_s, now_s)
+            return DeadlineExceeded.of(self.name, delivery.name, "queued")
+        self.hub.dead_letters.add(self.name, delivery.id, DeadReason.OVERLOADED)
+        expected_s = self.mailbox.backlog_s + delivery.service.mean_s
+        return Overloaded.of(self.name, delivery.name, expected_s, left_s)
 
     def _refusal(self, message: Message, *, known: bool) -> HostWeightsError:
         name = type(message).__name__

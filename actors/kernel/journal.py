@@ -34,10 +34,11 @@ from ...messages.journal import (
     Told,
 )
 from .delivery import Delivery
-from .journal_file import FileWriter, append_frame
+from .journal_file import FileWriter, frame_head
 
 _FLUSH_BYTES = 64 * 1024
 _FLUSH_S = 0.05
+_ASK, _TELL = Kind.ASK, Kind.TELL
 _PENDING_LIMIT_BYTES = 256 * 2**20
 
 
@@ -53,20 +54,22 @@ class Journal:
         self._loop = loop
         self._package_version = package_version
         self._writer = FileWriter(path, self._failed_in_thread)
-        self._buffer = bytearray()
+        self._chunks: list[bytes] = []
+        self._size_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._encode = msgspec.msgpack.Encoder().encode_into
+        self._encode = msgspec.msgpack.Encoder().encode
         self.failure: Failure | None = None
 
     def open(self) -> None:
         """Create the file; blocking. Raises ``io_error`` when it exists or cannot be created."""
         self._writer.open()
         header = JournalHeader(package_version=self._package_version, clock_s=self._loop.time())
-        append_frame(self._buffer, self._encode, header)
+        payload = self._encode(header)
+        self._chunks += (frame_head(payload), payload)
 
     def close(self) -> None:
         """Write everything and sync; blocking, and the last call."""
-        self._write_buffer()
+        self._write_chunks()
         self._writer.close()
 
     def disarm(self) -> None:
@@ -84,7 +87,7 @@ class Journal:
         actor = delivery.cell.name
         envelope = Envelope(
             id=delivery.id,
-            kind=Kind.TELL if delivery.future is None else Kind.ASK,
+            kind=_TELL if delivery.future is None else _ASK,
             sender=delivery.sender,
             recipient=actor,
             deadline_s=delivery.deadline_s,
@@ -153,34 +156,36 @@ class Journal:
     def _record(self, record: JournalRecord) -> None:
         if self.failure is not None:
             return
-        buffer = self._buffer
         try:
-            append_frame(buffer, self._encode, record)
+            payload = self._encode(record)
+            self._chunks.append(frame_head(payload))
         except (msgspec.MsgspecError, OverflowError, TypeError, ValueError) as found:
-            text = f"the journal ends early: {type(record).__name__} cannot be encoded: {found}"
+            text = f"the journal ends early: {type(record).__name__} cannot be written: {found}"
             self._give_up(error(Stage.RUNTIME, Code.UNSUPPORTED, text))
             return
-        if len(buffer) >= _FLUSH_BYTES:
+        self._chunks.append(payload)
+        self._size_bytes += len(payload)
+        if self._size_bytes >= _FLUSH_BYTES:
             self._flush()
         elif self._timer is None:
             self._timer = self._loop.call_later(_FLUSH_S, self._flush_by_timer)
 
     def _flush_by_timer(self) -> None:
         self._timer = None
-        if self._buffer:
-            self._flush()
+        self._flush()
 
     def _flush(self) -> None:
         if self._writer.pending_bytes > _PENDING_LIMIT_BYTES:
             text = f"the journal ends early: the disk is {_PENDING_LIMIT_BYTES} bytes behind"
             self._give_up(error(Stage.RUNTIME, Code.IO_ERROR, text))
-            return
-        self._write_buffer()
+        else:
+            self._write_chunks()
 
-    def _write_buffer(self) -> None:
-        if self._buffer:
-            buffer, self._buffer = self._buffer, bytearray()
-            self._writer.write(buffer)
+    def _write_chunks(self) -> None:
+        if self._chunks:
+            self._writer.write(b"".join(self._chunks))
+            self._chunks.clear()
+            self._size_bytes = 0
 
     def _failed_in_thread(self, failed: HostWeightsError) -> None:
         if self.failure is None:
@@ -188,4 +193,4 @@ class Journal:
 
     def _give_up(self, failed: HostWeightsError) -> None:
         self.failure = failed.failure
-        self._write_buffer()
+        self._write_chunks()

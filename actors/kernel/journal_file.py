@@ -31,7 +31,7 @@ class FileWriter:
     def __init__(self, path: Path, failed: Callable[[HostWeightsError], None]) -> None:
         self._path = path
         self._failed = failed
-        self._queue: SimpleQueue[bytearray | None] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._thread: threading.Thread | None = None
@@ -48,7 +48,7 @@ class FileWriter:
         self._thread = threading.Thread(target=self._run, name="journal-writer")
         self._thread.start()
 
-    def write(self, buffer: bytearray) -> None:
+    def write(self, buffer: bytes) -> None:
         """Hand a buffer over; never waits."""
         with self._lock:
             self._pending_bytes += len(buffer)
@@ -85,7 +85,7 @@ class FileWriter:
         return True
 
 
-def write_all(file: int, data: bytearray) -> None:
+def write_all(file: int, data: bytes) -> None:
     """Write everything; the system may take it in parts."""
     with memoryview(data) as view:
         done = 0
@@ -93,20 +93,11 @@ def write_all(file: int, data: bytearray) -> None:
             done += os.write(file, view[done:])
 
 
-def append_frame(buffer: bytearray, encode: Callable[[object, bytearray, int], None], record: object) -> None:
-    """Add one framed record; on an error the buffer is as it was."""
-    start = len(buffer)
-    try:
-        encode(record, buffer, start + FRAME.size)
-        size = len(buffer) - start - FRAME.size
-        if size > RECORD_LIMIT_BYTES:
-            raise OverflowError(f"a record of {size} bytes is longer than a journal takes ({RECORD_LIMIT_BYTES})")  # noqa: TRY301 - undone below like an encoding error
-        with memoryview(buffer) as view:
-            checksum = zlib.crc32(view[start + FRAME.size :])
-        FRAME.pack_into(buffer, start, size, checksum)
-    except BaseException:
-        del buffer[start:]
-        raise
+def frame_head(payload: bytes) -> bytes:
+    """What stands before an encoded record; OverflowError for one longer than a reader takes."""
+    if len(payload) > RECORD_LIMIT_BYTES:
+        raise OverflowError(f"a record of {len(payload)} bytes is longer than a journal takes ({RECORD_LIMIT_BYTES})")
+    return FRAME.pack(len(payload), zlib.crc32(payload))
 
 
 class JournalReader:

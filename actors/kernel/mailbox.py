@@ -37,13 +37,13 @@ class Mailbox:
                 waiter.set_result(None)
 
     def nudge(self) -> None:
-        """Wake the reader for control, or make its next wait return at once."""
-        self._nudged = True
+        """Wake the reader for control, or make it look before its next wait."""
         waiter = self._waiter
-        if waiter is not None:
+        if waiter is None or waiter.done():
+            self._nudged = True
+        else:
             self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+            waiter.set_result(None)
 
     def take(self) -> Delivery | None:
         """The oldest message that was not withdrawn, now ``TAKEN``; None when there is none."""
@@ -52,7 +52,8 @@ class Mailbox:
             delivery = items.popleft()
             if delivery.state == QUEUED:
                 delivery.state = TAKEN
-                self._forget(delivery)
+                self.length = length = self.length - 1
+                self.backlog_s = self.backlog_s - delivery.expected_s if length else 0.0
                 return delivery
         return None
 
@@ -75,15 +76,18 @@ class Mailbox:
         """What ``take`` would give, left where it is."""
         return next((item for item in self._items if item.state == QUEUED), None)
 
-    async def wait(self, *, messages: bool = True) -> None:
-        """Return when there is something to take (unless ``messages`` is False) or when nudged."""
-        while not self._nudged and not (messages and self._items):
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        self._nudged = False
+    def waiter(self, *, messages: bool = True) -> "asyncio.Future[None] | None":
+        """A future for the reader to await before it looks again; None when there is a reason to look now.
+
+        The reasons: a nudge, taken with this call, or a message, unless ``messages`` is False.
+        """
+        if self._nudged:
+            self._nudged = False
+            return None
+        if messages and self._items:
+            return None
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
     def _forget(self, delivery: Delivery) -> None:
         self.length -= 1

@@ -68,7 +68,7 @@ class Supervisor:
     def _escalate(self, cell: Cell, crash: Exception, why: str) -> None:
         text = f"{crash}" if isinstance(crash, HandlerFailed) else f"{type(crash).__name__}: {crash}"
         failed = HandlerFailed.of(cell.name, "an incarnation", RuntimeError(f"{text} ({why})"))
-        self._hub.failure = failed.failure
+        self._hub.fail(failed.failure)
         self._closing, self._drain = True, False
 
     async def _restart(self, crashed: Cell, after_s: float) -> None:
@@ -106,7 +106,7 @@ class Supervisor:
                 except asyncio.CancelledError:
                     cell.stop()
             if cell.cleanup_error is not None and self._hub.failure is None:
-                self._hub.failure = HandlerFailed.of(cell.name, "stopped", cell.cleanup_error).failure
+                self._hub.fail(HandlerFailed.of(cell.name, "stopped", cell.cleanup_error).failure)
         self.closed.open()
 
     async def _stop(self, cell: Cell, deadline_s: float) -> None:

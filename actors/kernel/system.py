@@ -1,15 +1,15 @@
 """``ActorSystem``: actors, asks and tells from outside them, and an orderly end."""
 
 import asyncio
+from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ...messages.base import Message
 from ...messages.budget import Budget
 from ...messages.failure import Code, Failure, HostWeightsError
-from ...messages.journal import DeadReason
 from .blocking import CallBudget, WorkerPool, run_blocking
 from .cell import Cell
 from .contract import ActorSpec
@@ -36,7 +36,6 @@ class ActorSystem:
     def __init__(self, journal: Path | None = None, shutdown_s: float = 30.0) -> None:
         self._journal_path = journal
         self._shutdown_s = shutdown_s
-        self._closing = False
         self._closed = Latch()
         self._finishing = False
         self._hub: Hub
@@ -78,7 +77,8 @@ class ActorSystem:
         cancelled, no such actor runs. Refuses a spec that cannot work and a name that is taken (invalid_config).
         """
         _check(spec)
-        self._check_open(spec.name, "start")
+        if self._hub.closing or self._hub.failure is not None:
+            raise ActorStopped.of(spec.name, "start", self._hub.why("the system is closing"))
         if spec.name in self._hub.cells:
             raise refused(Code.INVALID_CONFIG, f"an actor named {spec.name!r} runs already; names are unique")
         cell = Cell(self._hub, spec)
@@ -96,19 +96,15 @@ class ActorSystem:
             self._hub.cells.pop(spec.name, None)
             raise _start_error(spec.name, cell.start_error)
 
-    async def ask(self, name: str, message: Message, timeout_s: float | None = None) -> Message:
-        """Send and wait for the reply; raises what ends an ask (see the contract).
+    def ask(self, name: str, message: Message, timeout_s: float | None = None) -> Coroutine[Any, Any, Message]:
+        """Send and wait for the reply; to be awaited, and raises what ends an ask (see the contract).
 
         A cancel withdraws the message; it is raised when nothing of the ask runs any more.
         """
-        self._check_open(name, type(message).__name__)
-        return await self._hub.ask(name, message, timeout_s)
+        return self._hub.ask(name, message, timeout_s)
 
     def tell(self, name: str, message: Message) -> None:
         """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
-        if self._closing:
-            self._hub.dead_letters.add(name, 0, DeadReason.ACTOR_STOPPED)
-            return
         self._hub.tell(name, message, None, None)
 
     def subscribe(self, limit: int = _SUBSCRIPTION_LIMIT) -> Subscription:
@@ -140,7 +136,7 @@ class ActorSystem:
         waited for, also beyond the deadline. Returns when no task or thread is left; a cancel is raised then.
         """
         self._refuse_from_inside()
-        self._closing = True
+        self._hub.closing = True
         self._supervisor.begin_close(drain=drain)
         try:
             await self._supervisor.closed.outlast()
@@ -180,11 +176,6 @@ class ActorSystem:
 
         await run_blocking(self._journal_pool, CallBudget(None), call, None)
 
-    def _check_open(self, name: str, what: str) -> None:
-        if self._closing:
-            self._hub.dead_letters.add(name, 0, DeadReason.ACTOR_STOPPED)
-            raise ActorStopped.of(name, what, self._hub.why("the system is closing"))
-
     def _refuse_from_inside(self) -> None:
         task = asyncio.current_task()
         for cell in self._hub.cells.values():
@@ -213,18 +204,20 @@ def _start_error(name: str, raised: Exception | None) -> HostWeightsError:
 
 def _actor_stats(cell: Cell, now_s: float) -> ActorStats:
     oldest = cell.mailbox.oldest()
+    handled = sum(service.count for service in cell.services.values())
+    busy_s = sum(service.busy_s for service in cell.services.values())
     return ActorStats(
         name=cell.name,
         incarnation=cell.incarnation,
         restarts=max(0, cell.incarnation - 1),
-        handled=cell.handled,
+        handled=handled,
         failed=cell.failed,
         withdrawn_queued=cell.withdrawn_queued,
         withdrawn_running=cell.withdrawn_running,
         swallowed_cancels=cell.swallowed_cancels,
         mailbox_length=cell.mailbox.length,
         oldest_age_s=0.0 if oldest is None else max(0.0, now_s - oldest.enqueued_s),
-        mean_service_s=cell.busy_s / cell.handled if cell.handled else 0.0,
+        mean_service_s=busy_s / handled if handled else 0.0,
     )
 
 

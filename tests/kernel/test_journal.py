@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, JournalReader
-from hostweights.actors.kernel.journal_file import FRAME, append_frame
+from hostweights.actors.kernel.journal_file import FRAME, frame_head
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.journal import (
@@ -48,18 +48,15 @@ class Echo:
     async def stopped(self, context: Context) -> None: ...
 
 
-ENCODE = msgspec.msgpack.Encoder().encode_into
+ENCODE = msgspec.msgpack.Encoder().encode
 RECORDS: list[JournalRecord] = [
     JournalHeader(package_version="1", clock_s=0.0),
     *(Drawn(actor="a", handling=n, value=f"id-{n}") for n in range(6)),
 ]
 
 
-def framed() -> bytes:
-    buffer = bytearray()
-    for record in RECORDS:
-        append_frame(buffer, ENCODE, record)
-    return bytes(buffer)
+def framed(records: list[JournalRecord]) -> bytes:
+    return b"".join(frame_head(payload) + payload for payload in map(ENCODE, records))
 
 
 def read(path: Path) -> tuple[list[JournalRecord], int]:
@@ -67,23 +64,20 @@ def read(path: Path) -> tuple[list[JournalRecord], int]:
         return list(reader), reader.torn_bytes
 
 
-@given(cut=st.integers(min_value=0, max_value=len(framed())))
+@given(cut=st.integers(min_value=0, max_value=len(framed(RECORDS))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_a_journal_torn_anywhere_is_read_up_to_there(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "torn"
-    path.write_bytes(framed()[:cut])
+    path.write_bytes(framed(RECORDS)[:cut])
     found, torn = read(path)
     assert found == RECORDS[: len(found)]
-    whole = bytearray()
-    for record in found:
-        append_frame(whole, ENCODE, record)
-    assert len(whole) + torn == cut
+    assert len(framed(found)) + torn == cut
 
 
-@given(at=st.integers(min_value=0, max_value=len(framed()) - 1), flip=st.integers(min_value=1, max_value=255))
+@given(at=st.integers(min_value=0, max_value=len(framed(RECORDS)) - 1), flip=st.integers(min_value=1, max_value=255))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_a_flipped_byte_is_never_read_as_a_record(at: int, flip: int, tmp_path: Path) -> None:
-    data = bytearray(framed())
+    data = bytearray(framed(RECORDS))
     data[at] ^= flip
     path = tmp_path / "flipped"
     path.write_bytes(data)
@@ -105,9 +99,7 @@ def test_what_is_no_journal_or_of_another_version_is_refused(tmp_path: Path) -> 
         (RECORDS[1], "not a journal header"),
         (JournalHeader(version=99, package_version="1", clock_s=0.0), "journal version 99"),
     ):
-        buffer = bytearray()
-        append_frame(buffer, ENCODE, record)
-        path.write_bytes(buffer)
+        path.write_bytes(framed([record]))
         with pytest.raises(HostWeightsError, match=text):
             read(path)
     path.write_bytes(FRAME.pack(2**31, 0) + b"x")

@@ -23,9 +23,8 @@ class Item(Message, frozen=True, kw_only=True, tag="t.item"):
 
 
 def delivery(identity: int, expected_s: float = 0.0) -> Delivery:
-    made = Delivery(cast("Cell", None), identity, Item(), None, None, None, (), 0.0)
-    made.expected_s = expected_s
-    return made
+    service = Service(concurrent=False, concurrency_limit=1)
+    return Delivery(cast("Cell", None), identity, Item(), service, None, None, None, (), 0.0, expected_s)
 
 
 class MailboxMachine(RuleBasedStateMachine):
@@ -97,29 +96,36 @@ def test_tombstones_do_not_pile_up_behind_a_long_handler() -> None:
 @pytest.mark.asyncio
 async def test_a_cancel_between_wake_up_and_take_loses_nothing() -> None:
     mailbox = Mailbox(asyncio.get_running_loop(), 4)
-    reader = asyncio.create_task(mailbox.wait())
+
+    async def read() -> None:
+        waiter = mailbox.waiter()
+        assert waiter is not None
+        await waiter
+
+    reader = asyncio.create_task(read())
     await asyncio.sleep(0)
     mailbox.put(delivery(1))
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    await mailbox.wait()
+    assert mailbox.waiter() is None, "there is something to take"
     taken = mailbox.take()
     assert taken is not None
     assert taken.id == 1
 
 
 @pytest.mark.asyncio
-async def test_control_wakes_a_reader_that_does_not_want_messages() -> None:
+async def test_control_reaches_a_reader_that_does_not_want_messages() -> None:
     mailbox = Mailbox(asyncio.get_running_loop(), 4)
-    reader = asyncio.create_task(mailbox.wait(messages=False))
-    await asyncio.sleep(0)
     mailbox.put(delivery(1))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not reader.done()
+    waiter = mailbox.waiter(messages=False)
+    assert waiter is not None
     mailbox.nudge()
-    await reader
+    assert waiter.done()
+    waiter.cancel()
+    mailbox.nudge()
+    assert mailbox.waiter(messages=False) is None, "a nudge that met no reader is kept"
+    assert mailbox.waiter(messages=False) is not None, "and taken once"
 
 
 class HandTimer:

@@ -5,6 +5,7 @@ The golden journals were written by this file's ``record`` (``python tests/kerne
 
 # ruff: noqa: ARG002, N802 - fakes keep the protocol's signature; cases are named by their number
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -61,7 +62,8 @@ class Worker:
     async def receive(self, message: Message, context: Context) -> Message | None:
         assert isinstance(message, Do)
         self.total += message.n
-        return await getattr(self, f"on_{message.what}")(message, context)
+        handler: Callable[[Do, Context], Awaitable[Message | None]] = getattr(self, f"on_{message.what}")
+        return await handler(message, context)
 
     async def on_add(self, message: Do, context: Context) -> Message | None:
         context.emit(Did(n=self.total * self.factor))

@@ -218,15 +218,19 @@ async def test_T79_nothing_vanishes_when_garbage_is_collected() -> None:
 @pytest.mark.asyncio
 async def test_an_idle_system_has_no_timers_and_its_tasks_wait() -> None:
     loop = asyncio.get_running_loop()
-    timers: list[object] = []
+    timers: list[float] = []
     real = loop.call_at
+
+    def counted(when_s: float, call: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        timers.append(when_s)
+        return real(when_s, call, *args)
 
     async with ActorSystem() as system:
         for n in range(100):
             await system.start(ActorSpec(name=f"a{n}", create=lambda: Scripted(echo), accepts=(Do,)))
             await system.ask(f"a{n}", Do())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "call_at", lambda *args, **more: timers.append(args) or real(*args, **more))
+            patch.setattr(loop, "call_at", counted)
             await settle()
     assert not timers
 

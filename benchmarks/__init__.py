@@ -1,0 +1,1 @@
+"""Measurements with goals: ``python -m benchmarks SUITE``."""
