@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, DeadlineExceeded
+from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded
+from hostweights.actors.kernel.delivery import Reason
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
 from hostweights.messages.failure import Code, HostWeightsError
@@ -510,3 +511,45 @@ async def test_useful_replies_under_overload_are_not_crowded_out() -> None:
         assert Code.OVERLOADED in codes
         assert codes <= {Code.OVERLOADED, Code.DEADLINE_EXCEEDED}
         assert system.stats().actors[0].mailbox_length == 0
+
+
+@pytest.mark.asyncio
+async def test_a_cancel_that_the_handler_outran_does_not_hit_the_next_message() -> None:
+    """The cancel is sent while the handler is on the stack, and the handler ends without another await."""
+    async with ActorSystem() as system:
+
+        async def handler(message: Do, context: Context) -> Message | None:
+            if message.what == "outruns":
+                current = system._hub.cells["a"]._current
+                assert current is not None
+                current.withdraw(Reason.DEADLINE)
+                return Did(n=1)
+            await asyncio.sleep(0)
+            return Did(n=2)
+
+        await system.start(ActorSpec(name="a", create=lambda: Scripted(handler), accepts=(Do,)))
+        assert await system.ask("a", Do(what="outruns")) == Did(n=1)
+        assert await system.ask("a", Do()) == Did(n=2)
+        assert system._hub.cells["a"].task.cancelling() == 0
+        assert system.stats().actors[0].swallowed_cancels == 0
+
+
+@pytest.mark.asyncio
+async def test_a_foreign_cancel_of_a_running_handler_stops_the_actor_and_tells_its_asker() -> None:
+    async def handler(message: Do, context: Context) -> Message | None:
+        await asyncio.Event().wait()
+        return Did()
+
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Scripted(handler), accepts=(Do,)))
+        running = asyncio.create_task(system.ask("a", Do()))
+        queued = asyncio.create_task(system.ask("a", Do()))
+        await settle()
+        cell = system._hub.cells["a"]
+        cell.task.cancel()
+        for ask in (running, queued):
+            with pytest.raises(ActorStopped):
+                await ask
+        await cell.ended.wait()
+        assert not cell.task.cancelled()
+        assert system.failure is None
