@@ -155,8 +155,10 @@ class Store(Protocol):
     leftovers of a crashed builder vanish before the next build.
     """
 
-    def lookup(self, identity: ArtifactIdentity, validation: Validation, budget: Budget) -> Lease | Miss:
-        """Lease the newest usable generation; writes nothing on a hit.
+    def lookup(
+        self, identity: ArtifactIdentity, validation: Validation, budget: Budget, *, lease_id: str
+    ) -> Lease | Miss:
+        """Lease the newest usable generation under the caller's ``lease_id``; writes nothing on a hit.
 
         A generation that is provably damaged is condemned (when the store is writable) and the next older one is
         tried. Transient I/O errors raise HostWeightsError(io_error, retryable) and condemn nothing. An artifact whose
@@ -171,8 +173,10 @@ class Store(Protocol):
         validation: Validation,
         budget: Budget,
         progress: Progress | None = None,
+        *,
+        lease_id: str,
     ) -> BuildResult:
-        """Lease the artifact, producing it if it is missing.
+        """Lease the artifact under the caller's ``lease_id``, producing it if it is missing.
 
         Waits by its budget for another builder of the key (build_busy, retryable, when that runs out), then looks up
         again and joins if there is something to join. After any error or cancel no staging of this call remains.

@@ -1,0 +1,152 @@
+"""Finding the newest usable generation of a key and leasing it."""
+
+import os
+import stat
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..messages.budget import Budget
+from ..messages.config import Validation
+from ..messages.failure import Code, Stage, error
+from ..messages.identity import ArtifactIdentity
+from . import catalog
+from .contract import Miss
+from .store_files import Damage, Place, list_names, opened_directory
+from .lease import ArtifactLease
+from .locks import LockHandle, acquire
+from .mapping import ArtifactMapping
+from .json_records import NewerSchema
+from .validation import Checked, check_generation, read_ready
+from .verification import verify_payload
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is looked for, and how."""
+
+    key: str
+    identity: ArtifactIdentity
+    validation: Validation
+    lease_id: str
+    wait_s: float
+    may_condemn: bool
+
+
+class _Gone(Exception):  # noqa: N818  # not an error: the directory is no generation, or none any more
+    """There is nothing to lease here."""
+
+
+def lease_newest(key_directory: Place, search: Search, budget: Budget) -> ArtifactLease | Miss:
+    """Lease the newest generation that is not condemned and passes the checks; condemn what is proven damaged.
+
+    Raises OSError and HostWeightsError for what says nothing about the generation; that condemns nothing.
+    """
+    condemned, reason = 0, "no publication is complete"
+    for generation in catalog.list_generations(list_names(key_directory)):
+        if generation.condemned:
+            condemned += 1
+            reason = f"generation {generation.name} is condemned"
+            continue
+        try:
+            return _lease(key_directory, generation.name, search, budget)
+        except _Gone:
+            continue
+        except NewerSchema as newer:
+            reason = f"{Code.MANIFEST_INCOMPATIBLE}: {newer}"
+        except Damage as damage:
+            condemned += 1
+            reason = f"generation {generation.name} is damaged ({damage.code}): {damage.reason}"
+    return Miss(condemned, reason)
+
+
+def _lease(key_directory: Place, generation: str, search: Search, budget: Budget) -> ArtifactLease:
+    try:
+        opened = opened_directory(key_directory.path / generation, key_directory.fd)
+        with opened as place, ExitStack() as undo:
+            lock = undo.enter_context(_open_ready(place))
+            _lock_shared(lock, place, search.wait_s, budget)
+            if not _still_there(place, lock) or catalog.is_condemned(key_directory, generation):
+                raise _Gone
+            try:
+                lease = _check_and_map(place, lock, search, budget)
+            except Damage as damage:
+                _condemn(key_directory, place, lock, search, damage)
+                raise
+            undo.pop_all()
+            return lease
+    except (FileNotFoundError, NotADirectoryError) as failure:
+        raise _Gone from failure
+
+
+def _open_ready(place: Place) -> LockHandle:
+    """Open the marker; raises FileNotFoundError without one, which means that the generation does not exist."""
+    return LockHandle(catalog.READY_NAME, os.O_RDONLY | os.O_NONBLOCK, dir_fd=place.fd)
+
+
+def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) -> None:
+    path = place.path / catalog.READY_NAME
+    acquire(
+        lock,
+        path,
+        exclusive=False,
+        limit_s=wait_s,
+        budget=budget,
+        busy=lambda waited_s: error(
+            Stage.LOOKUP,
+            Code.DOMAIN_BUSY,
+            f"another process has kept {path} locked for the {waited_s:.1f} s waited (it is removing it or hangs); "
+            "try again later",
+            retryable=True,
+            path=path,
+        ),
+    )
+
+
+def _still_there(place: Place, lock: LockHandle) -> bool:
+    """Whether the locked file still is the generation's marker: a remover may have been faster than our lock."""
+    held = os.fstat(lock.fd)
+    try:
+        named = (place.path / catalog.READY_NAME).stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+
+
+def _check_and_map(place: Place, lock: LockHandle, search: Search, budget: Budget) -> ArtifactLease:
+    if not stat.S_ISREG(os.fstat(lock.fd).st_mode):
+        raise Damage(Code.MANIFEST_CORRUPT, f"{place.path / catalog.READY_NAME} is no regular file")
+    checked: Checked = check_generation(place, lock.fd, search.key, search.identity)
+    mapping = ArtifactMapping(checked.manifest, place, checked.fds)
+    try:
+        if search.validation is Validation.FULL:
+            verify_payload(checked.manifest, mapping.files(), budget)
+    except BaseException:
+        mapping.forget()
+        raise
+    return ArtifactLease(search.lease_id, place.path, checked.manifest, checked.ready, lock, mapping)
+
+
+def _condemn(key_directory: Place, place: Place, lock: LockHandle, search: Search, damage: Damage) -> None:
+    """Mark what was found damaged; our shared lock keeps the path from becoming another publication meanwhile."""
+    if not search.may_condemn:
+        return
+    try:
+        publication_id = read_ready(place, lock.fd, search.key).publication_id
+    except (Damage, NewerSchema):
+        publication_id = None
+    catalog.condemn(key_directory, place.path.name, publication_id, damage.code, damage.reason)
+
+
+def condemn_generation(directory: Path, artifacts_fd: int, code: Code, reason: str) -> None:
+    """Condemn the generation in ``directory`` (artifacts/<key>/<generation>); raises FileNotFoundError without one."""
+    with (
+        opened_directory(directory.parent, artifacts_fd) as key_directory,
+        opened_directory(directory, key_directory.fd) as place,
+        _open_ready(place) as lock,
+    ):
+        try:
+            publication_id = read_ready(place, lock.fd, directory.parent.name).publication_id
+        except (Damage, NewerSchema):
+            publication_id = None
+        catalog.condemn(key_directory, directory.name, publication_id, code, reason)

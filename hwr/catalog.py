@@ -1,0 +1,56 @@
+"""The generations of one key: which there are, which are condemned, and condemning one."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from ..messages.failure import Code
+from ..messages.manifest import CondemnedMarker
+from .store_files import Place, write_new_file
+from .json_records import encode_record
+
+READY_NAME: Final = "READY.json"
+MANIFEST_NAME: Final = "manifest.json"
+_GENERATION: Final = re.compile(r"[0-9]{8}")
+_CONDEMNED_SUFFIX: Final = ".condemned.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationName:
+    """A generation's directory name, and whether a marker condemns it."""
+
+    name: str
+    condemned: bool
+
+
+def list_generations(names: list[str]) -> list[GenerationName]:
+    """The generations among a key directory's names, newest first; anything else there is left alone."""
+    condemned = {name.removesuffix(_CONDEMNED_SUFFIX) for name in names if name.endswith(_CONDEMNED_SUFFIX)}
+    found = sorted((name for name in names if _GENERATION.fullmatch(name)), reverse=True)
+    return [GenerationName(name, name in condemned) for name in found]
+
+
+def next_generation(names: list[str]) -> str:
+    """The number of the next publication: never one that was used, also not by a condemned or removed generation."""
+    used = {name.removesuffix(_CONDEMNED_SUFFIX) for name in names}
+    return f"{max((int(name) for name in used if _GENERATION.fullmatch(name)), default=0) + 1:08d}"
+
+
+def is_condemned(key_directory: Place, generation: str) -> bool:
+    """Whether the marker stands; it condemns by its existence, whatever it holds."""
+    try:
+        os.stat(generation + _CONDEMNED_SUFFIX, dir_fd=key_directory.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def condemn(key_directory: Place, generation: str, publication_id: str | None, code: Code, reason: str) -> None:
+    """Put the marker beside a generation, durably; harmless if it stands already. Raises OSError."""
+    marker = CondemnedMarker(publication_id=publication_id, code=code.value, reason=reason[:4096])
+    try:
+        write_new_file(key_directory, generation + _CONDEMNED_SUFFIX, encode_record(marker), 0o444)
+    except FileExistsError:
+        return
+    os.fsync(key_directory.fd)

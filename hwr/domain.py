@@ -1,0 +1,257 @@
+"""The directories of a store: making them once, opening them ever after.
+
+Making is idempotent and safe to interrupt anywhere: ``domain.json`` is renamed into place last, under the domain lock.
+Opening a finished domain takes no lock and writes nothing.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..messages.budget import Budget
+from ..messages.config import WaitPolicy
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from ..messages.manifest import DomainRecord
+from .store_files import (
+    Damage,
+    Place,
+    denied,
+    make_directory,
+    open_member,
+    opened_directory,
+    os_errors,
+    read_record,
+    write_at,
+)
+from .locality import describe_mount, filesystem_of, mount_id_of
+from .locks import acquire, open_lock_file
+from .json_records import NewerSchema, decode_record, encode_record
+
+RECORD_NAME: Final = "domain.json"
+_UNFINISHED_NAME: Final = "domain.json.new"
+_PARTS: Final = ("locks", "artifacts", "staging")
+_ROOT_MODE: Final = 0o700
+_PLAIN_MODE_BITS: Final = 0o2777
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What only builders need; its directories are writable."""
+
+    staging: Place
+    locks: Place
+    directory_mode: int
+    lock_mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """An open store domain; ``workshop`` is None where this process may only read. Owns its descriptors."""
+
+    root: Path
+    domain_id: str
+    filesystem: str
+    artifacts: Place
+    workshop: Workshop | None
+
+    def close(self) -> None:
+        """Close the directories; called once."""
+        os.close(self.artifacts.fd)
+        if self.workshop is not None:
+            os.close(self.workshop.staging.fd)
+            os.close(self.workshop.locks.fd)
+
+
+def open_domain(root: Path, wait: WaitPolicy, budget: Budget) -> Domain:
+    """Open the domain under ``root``, making it when it is missing.
+
+    Raises HostWeightsError: invalid_config for a root that is not an absolute path; domain_unavailable for a root that
+    is no directory or is damaged; filesystem_refused; locks_unsupported; permission_denied naming owner, mode and way
+    out; read_only when there is nothing to read either; domain_busy (retryable) when another process keeps the domain
+    lock for ``wait.domain_s``; domain_incompatible for a newer format.
+    """
+    if not root.is_absolute():
+        raise error(
+            Stage.CONFIGURATION,
+            Code.INVALID_CONFIG,
+            f"the root must be an absolute path, found {str(root)!r}; it would depend on the working directory",
+        )
+    budget.check()
+    path = Path(os.path.realpath(root))
+    with os_errors(Stage.DOMAIN, f"open the store {path}"):
+        _make_root(path)
+        with _opened_root(path) as place:
+            filesystem = filesystem_of(place.fd, str(path))
+            record = _read_record(place)
+            if record is None or _missing_parts(place):
+                record = _initialise(place, record, wait, budget)
+            return _open_parts(place, record, filesystem)
+
+
+def _make_root(path: Path) -> None:
+    existing = path
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if existing == path:
+        return
+    with _opened_root(existing) as parent:
+        filesystem_of(parent.fd, str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(_ROOT_MODE)
+    except FileExistsError:
+        return
+
+
+@contextmanager
+def _opened_root(path: Path) -> Iterator[Place]:
+    try:
+        opened = opened_directory(path)
+        place = opened.__enter__()
+    except NotADirectoryError as failure:
+        raise error(
+            Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, f"{path} is a file; the root must be a directory or not exist"
+        ) from failure
+    try:
+        if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+            raise denied(Stage.DOMAIN, f"{path} cannot be read", path)
+        yield place
+    finally:
+        opened.__exit__(None, None, None)
+
+
+def _read_record(root: Place) -> DomainRecord | None:
+    path = root.path / RECORD_NAME
+    try:
+        fd = open_member(root, RECORD_NAME)
+    except Damage:
+        if not os.path.lexists(path):
+            return None
+        raise _damaged(path, "is no regular file") from None
+    try:
+        return decode_record(read_record(fd, path), DomainRecord, path)
+    except NewerSchema as newer:
+        raise error(
+            Stage.DOMAIN,
+            Code.DOMAIN_INCOMPATIBLE,
+            f"{newer}; upgrade hostweights or choose another root",
+            root=root.path,
+        ) from newer
+    except Damage as damage:
+        raise _damaged(path, damage.reason) from damage
+    finally:
+        os.close(fd)
+
+
+def _damaged(path: Path, why: str) -> HostWeightsError:
+    return error(
+        Stage.DOMAIN,
+        Code.DOMAIN_UNAVAILABLE,
+        f"{path} is damaged ({why}); artifacts are checked on their own, so it can be removed and is then made anew",
+        path=path,
+    )
+
+
+def _missing_parts(root: Place) -> list[str]:
+    return [name for name in _PARTS if not (root.path / name).is_dir()]
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budget: Budget) -> DomainRecord:
+    """Make what is missing under the domain lock, and return the record that is in force."""
+    if not _writable(root.path):
+        if record is not None:
+            return record
+        if os.fstatvfs(root.fd).f_flag & os.ST_RDONLY:
+            raise error(
+                Stage.DOMAIN,
+                Code.READ_ONLY,
+                f"{root.path} holds no store and {describe_mount(str(root.path))} is read-only",
+            )
+        raise denied(Stage.DOMAIN, f"{root.path} holds no store and none can be made there", root.path)
+    mode = _directory_mode(root)
+    make_directory(root, "locks", mode)
+    with opened_directory(root.path / "locks", root.fd) as locks:
+        path = locks.path / "domain.lock"
+        with open_lock_file(locks.fd, path, _lock_mode(mode)) as lock:
+            acquire(
+                lock,
+                path,
+                exclusive=True,
+                limit_s=wait.domain_s,
+                budget=budget,
+                busy=lambda waited_s: error(
+                    Stage.DOMAIN,
+                    Code.DOMAIN_BUSY,
+                    f"another process has held {path} for the {waited_s:.1f} s waited; try again later",
+                    retryable=True,
+                    path=path,
+                ),
+            )
+            make_directory(root, "artifacts", mode)
+            make_directory(root, "staging", mode)
+            return _read_record(root) or _write_record(root)
+
+
+def _write_record(root: Place) -> DomainRecord:
+    record = DomainRecord(domain_id=secrets.token_hex(16))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(_UNFINISHED_NAME, flags, 0o600, dir_fd=root.fd)
+    try:
+        write_at(fd, memoryview(encode_record(record)), 0)
+        os.fchmod(fd, 0o444)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(_UNFINISHED_NAME, RECORD_NAME, src_dir_fd=root.fd, dst_dir_fd=root.fd)
+    os.fsync(root.fd)
+    return record
+
+
+def _directory_mode(root: Place) -> int:
+    """Who may enter the root may enter what is in it, whatever the umask."""
+    return stat.S_IMODE(os.fstat(root.fd).st_mode) & _PLAIN_MODE_BITS | 0o700
+
+
+def _lock_mode(directory_mode: int) -> int:
+    """Locking needs reading only."""
+    return 0o600 | directory_mode & 0o044
+
+
+def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
+    can_write = all(_writable(root.path / name) for name in _PARTS)
+    names = ("artifacts", "staging", "locks") if can_write else ("artifacts",)
+    places: list[Place] = []
+    try:
+        for name in names:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            place = Place(os.open(name, flags, dir_fd=root.fd), root.path / name)
+            places.append(place)
+            _check_same_mount(root, place)
+    except BaseException:
+        for place in places:
+            os.close(place.fd)
+        raise
+    mode = _directory_mode(root)
+    workshop = Workshop(places[1], places[2], mode, _lock_mode(mode)) if can_write else None
+    return Domain(root.path, record.domain_id, filesystem, places[0], workshop)
+
+
+def _check_same_mount(root: Place, part: Place) -> None:
+    if os.fstat(root.fd).st_dev == os.fstat(part.fd).st_dev and mount_id_of(root.fd) == mount_id_of(part.fd):
+        return
+    raise error(
+        Stage.DOMAIN,
+        Code.FILESYSTEM_REFUSED,
+        f"{part.path} is on another mount ({describe_mount(str(part.path))}) than {root.path} "
+        f"({describe_mount(str(root.path))}); publications are renamed between them, so unmount it",
+        path=part.path,
+    )

@@ -1,0 +1,41 @@
+"""Reading and writing the store's JSON records."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ..messages.base import Record
+from ..messages.failure import Code
+from ..messages.manifest import MANIFEST_SCHEMA
+from .store_files import Damage
+
+_R = TypeVar("_R", bound=Record)
+
+
+class NewerSchema(Exception):  # noqa: N818  # a fact about a healthy file, not an error in it
+    """The record was written by a newer version, whose rules are unknown here."""
+
+
+class _Peek(msgspec.Struct):
+    schema: int
+
+
+def encode_record(record: Record) -> bytes:
+    """The record's one encoding: equal records give equal bytes."""
+    return msgspec.json.encode(record) + b"\n"
+
+
+def decode_record(data: bytes, kind: type[_R], path: Path) -> _R:
+    """Decode and check a record.
+
+    Raises NewerSchema, deciding by nothing but the record's ``schema``, and Damage with the path in the data to what
+    is wrong.
+    """
+    try:
+        schema = msgspec.json.decode(data, type=_Peek).schema
+        if schema > MANIFEST_SCHEMA:
+            raise NewerSchema(f"{path} has schema {schema}, this version reads up to {MANIFEST_SCHEMA}")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+        raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no {kind.__name__}: {failure}") from failure

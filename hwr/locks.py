@@ -1,0 +1,149 @@
+"""Kernel locks on open files: who dies lets go, and nobody has to guess who is alive.
+
+Lock files are never unlinked. A forked child closes its inherited copies without unlocking, so it can neither free the
+parent's lock nor keep it after the parent's death.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from ..messages.budget import Budget
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from .locality import describe_mount
+
+_FIRST_PAUSE_S: Final = 0.0005
+_LONGEST_PAUSE_S: Final = 0.010
+_UNSUPPORTED: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class LockHandle:
+    """An open file that may carry a lock; ``close`` lets go of both. Owned by the process that made it."""
+
+    def __init__(self, name: str | Path, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
+        with _registry:
+            self._fd: int | None = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd)
+            _open_fds.add(self._fd)
+        self._pid = os.getpid()
+
+    @property
+    def fd(self) -> int:
+        """The open descriptor. Raises HostWeightsError(lease_unknown) once closed, or in a forked child."""
+        if self._fd is None or self._pid != os.getpid():
+            raise error(
+                Stage.LIFECYCLE,
+                Code.LEASE_UNKNOWN,
+                f"the lock is closed or belongs to process {self._pid}; take a new one",
+            )
+        return self._fd
+
+    def try_lock(self, *, exclusive: bool) -> bool:
+        """Take the lock if nobody holds it against us; False if somebody does."""
+        operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+        while True:
+            try:
+                fcntl.flock(self.fd, operation)
+            except InterruptedError:
+                continue
+            except BlockingIOError:
+                return False
+            return True
+
+    def close(self) -> None:
+        """Close the file; the lock ends with it. Idempotent; does nothing in a forked child, which holds no copy."""
+        with _registry:
+            fd, self._fd = self._fd, None
+            if fd is not None and self._pid == os.getpid():
+                _open_fds.discard(fd)
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pid"):
+            self.close()
+
+
+def acquire(
+    handle: LockHandle,
+    path: Path,
+    *,
+    exclusive: bool,
+    limit_s: float,
+    budget: Budget,
+    busy: Callable[[float], HostWeightsError],
+) -> None:
+    """Take a lock, polling with a short growing pause, at most ``limit_s`` and at most as long as the budget.
+
+    Raises what ``busy`` makes of the seconds waited when the time is over, whoever's limit it was;
+    HostWeightsError(cancelled) on a cancel; HostWeightsError(locks_unsupported), naming the mount, where the file
+    system has no locks.
+    """
+    begin = time.monotonic()
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            if handle.try_lock(exclusive=exclusive):
+                return
+        except OSError as failure:
+            raise _lock_failure(failure, path) from failure
+        left = limit_s - (time.monotonic() - begin)
+        try:
+            if left > 0:
+                budget.wait(min(pause, left))
+        except HostWeightsError as failure:
+            if failure.code is not Code.DEADLINE_EXCEEDED:
+                raise
+            left = 0.0
+        if left <= 0:
+            raise busy(time.monotonic() - begin)
+        pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+
+
+def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
+    """Open a lock file of the store, making it when missing. Reading rights are enough to lock."""
+    try:
+        return LockHandle(path.name, os.O_RDONLY, dir_fd=directory_fd)
+    except FileNotFoundError:
+        handle = LockHandle(path.name, os.O_RDONLY | os.O_CREAT, mode, dir_fd=directory_fd)
+        if os.fstat(handle.fd).st_uid == os.geteuid():
+            os.fchmod(handle.fd, mode)
+        return handle
+    except OSError as failure:
+        failure.filename = str(path)
+        raise
+
+
+def _lock_failure(failure: OSError, path: Path) -> Exception:
+    if failure.errno not in _UNSUPPORTED:
+        return failure
+    return error(
+        Stage.DOMAIN,
+        Code.LOCKS_UNSUPPORTED,
+        f"{path} cannot be locked ({errno.errorcode.get(failure.errno or 0)}): {describe_mount(str(path))} has no "
+        "working kernel locks; choose a root on a local disk or tmpfs",
+        path=path,
+    )
+
+
+_registry: Final = threading.RLock()
+_open_fds: Final[set[int]] = set()
+
+
+def _close_inherited() -> None:
+    for fd in _open_fds:
+        os.close(fd)
+    _open_fds.clear()
+    _registry.release()
+
+
+os.register_at_fork(before=_registry.acquire, after_in_parent=_registry.release, after_in_child=_close_inherited)

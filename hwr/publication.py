@@ -1,0 +1,88 @@
+"""Making a staged artifact visible: atomic by one rename, durable when it returns."""
+
+import os
+import secrets
+from contextlib import ExitStack
+from typing import Final
+
+from blake3 import blake3
+
+from ..messages.failure import Code, Stage, error
+from ..messages.manifest import Manifest, ReadyMarker
+from .catalog import MANIFEST_NAME, READY_NAME, next_generation
+from .store_files import MAX_RECORD_BYTES, Place, list_names, make_directory, opened_directory, os_errors, write_new_file
+from .lease import ArtifactLease
+from .locks import LockHandle
+from .mapping import ArtifactMapping
+from .json_records import encode_record
+from .validation import check_structure
+
+_FILE_MODE: Final = 0o444
+_GENERATION_MODE: Final = 0o555
+
+
+def publish(
+    artifacts: Place, staging: Place, staged: Place, manifest: Manifest, *, directory_mode: int, lease_id: str
+) -> ArtifactLease:
+    """Publish the payload staged in ``staged`` as the key's next generation, and lease it.
+
+    Called under the key's build lock. The lease's lock and mapping are taken before the rename, so nothing can come
+    between. On an error before the rename nothing is visible; after it the whole generation is, and only its
+    durability is unknown.
+    """
+    with os_errors(Stage.PUBLICATION, f"publish {artifacts.path / manifest.key}"), ExitStack() as undo:
+        make_directory(artifacts, manifest.key, directory_mode)
+        key_directory = undo.enter_context(opened_directory(artifacts.path / manifest.key, artifacts.fd))
+        generation = next_generation(list_names(key_directory))
+        final = Place(staged.fd, key_directory.path / generation)
+        ready = _write_records(staged, manifest, generation)
+        os.fsync(staged.fd)
+        lock, mapping = _take(final, manifest)
+        kept = undo.enter_context(ExitStack())
+        kept.callback(lock.close)
+        kept.callback(mapping.forget)
+        os.rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
+        os.fchmod(staged.fd, _GENERATION_MODE)  # after the rename: moving a directory needs write permission on it
+        for directory in (staged, key_directory, staging):
+            os.fsync(directory.fd)
+        kept.pop_all()
+        return ArtifactLease(lease_id, final.path, manifest, ready, lock, mapping)
+
+
+def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyMarker:
+    check_structure(manifest)
+    data = encode_record(manifest)
+    if len(data) > MAX_RECORD_BYTES:
+        raise error(
+            Stage.PUBLICATION,
+            Code.PUBLICATION_FAILED,
+            f"the manifest of {len(manifest.tensors)} tensors has {len(data)} bytes, readers accept "
+            f"{MAX_RECORD_BYTES}; publish fewer tensors in one artifact",
+        )
+    ready = ReadyMarker(
+        key=manifest.key,
+        generation=generation,
+        publication_id=secrets.token_hex(16),
+        manifest_digest=blake3(data).hexdigest(),
+        manifest_size_bytes=len(data),
+        content=manifest.content,
+    )
+    write_new_file(staged, MANIFEST_NAME, data, _FILE_MODE)
+    write_new_file(staged, READY_NAME, encode_record(ready), _FILE_MODE)
+    return ready
+
+
+def _take(final: Place, manifest: Manifest) -> tuple[LockHandle, ArtifactMapping]:
+    with ExitStack() as undo:
+        lock = undo.enter_context(LockHandle(READY_NAME, os.O_RDONLY, dir_fd=final.fd))
+        if not lock.try_lock(exclusive=False):
+            raise error(Stage.PUBLICATION, Code.PUBLICATION_FAILED, f"somebody else locked {READY_NAME} while staged")
+        fds: dict[str, int] = {}
+        closing = undo.enter_context(ExitStack())
+        for file in manifest.files:
+            fd = fds[file.name] = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=final.fd)
+            closing.callback(os.close, fd)
+        closing.pop_all()
+        mapping = ArtifactMapping(manifest, final, fds)
+        undo.pop_all()
+        return lock, mapping

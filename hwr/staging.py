@@ -1,0 +1,97 @@
+"""Private directories in which artifacts are written, each guarded by a kernel lock on the directory itself.
+
+A builder that dies lets go of its lock, so whoever can lock a staging directory may remove it: no ages, no pids.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..messages.budget import Budget
+from ..messages.failure import Code, Stage, error
+from .store_files import Place, list_names
+from .locks import LockHandle, acquire
+
+_SWEEP_LIMIT_S = 60.0
+
+
+@contextmanager
+def staged(staging: Place, key: str, budget: Budget) -> Iterator[Place]:
+    """A new, empty, locked directory for the block.
+
+    It is removed when the block raises, unless the block renamed it away.
+    """
+    lock, name = _make(staging, key, budget)
+    try:
+        yield Place(lock.fd, staging.path / name)
+    except BaseException:
+        _remove(staging, name)
+        raise
+    finally:
+        lock.close()
+
+
+def sweep(staging: Place) -> int:
+    """Remove what dead builders of any key left; returns how many directories went. Never raises OSError."""
+    removed = 0
+    with suppress(OSError):
+        for name in list_names(staging):
+            removed += _sweep_one(staging, name)
+    return removed
+
+
+def _make(staging: Place, key: str, budget: Budget) -> tuple[LockHandle, str]:
+    while True:
+        name = f"{key}.{secrets.token_hex(8)}"
+        os.mkdir(name, 0o700, dir_fd=staging.fd)
+        try:
+            lock = LockHandle(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=staging.fd)
+        except FileNotFoundError:
+            continue  # a sweeper was faster
+        try:
+            _lock(lock, staging.path / name, budget)
+            if _is_linked(staging, name, lock.fd):
+                return lock, name
+        except BaseException:
+            _remove(staging, name)
+            lock.close()
+            raise
+        lock.close()
+
+
+def _lock(lock: LockHandle, path: Path, budget: Budget) -> None:
+    acquire(
+        lock,
+        path,
+        exclusive=True,
+        limit_s=_SWEEP_LIMIT_S,
+        budget=budget,
+        busy=lambda waited_s: error(
+            Stage.PRODUCTION, Code.BUILD_BUSY, f"{path} stayed locked for {waited_s:.1f} s; try again", retryable=True
+        ),
+    )
+
+
+def _sweep_one(staging: Place, name: str) -> int:
+    with suppress(OSError), LockHandle(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=staging.fd) as lock:
+        if lock.try_lock(exclusive=True) and _is_linked(staging, name, lock.fd):
+            _remove(staging, name)
+            return 1
+    return 0
+
+
+def _is_linked(parent: Place, name: str, fd: int) -> bool:
+    """Whether ``name`` still is the directory open as ``fd``."""
+    try:
+        found = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(fd)
+    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _remove(staging: Place, name: str) -> None:
+    shutil.rmtree(name, ignore_errors=True, dir_fd=staging.fd)

@@ -1,0 +1,184 @@
+"""The node-local store: look up, build, condemn."""
+
+import os
+from pathlib import Path
+
+from ..messages.budget import Budget
+from ..messages.config import Validation, WaitPolicy
+from ..messages.failure import Code, Stage, error
+from ..messages.identity import ArtifactIdentity
+from .acquisition import Search, condemn_generation, lease_newest
+from .contract import BuildResult, Miss, Producer, Progress
+from .domain import Domain, Workshop, open_domain
+from .store_files import opened_directory, os_errors
+from .identity import artifact_key
+from .layout import lay_out
+from .lease import ArtifactLease
+from .locks import LockHandle, acquire, open_lock_file
+from .publication import publish
+from .staging import staged, sweep
+from .writer import ArtifactWriter
+
+
+class LocalStore:
+    """Implements ``contract.Store`` on a local disk or tmpfs. Safe to use from any thread."""
+
+    def __init__(self, domain: Domain, wait: WaitPolicy) -> None:
+        self._domain = domain
+        self._wait = wait
+        self._closed = False
+
+    @classmethod
+    def open(cls, root: Path, wait: WaitPolicy, budget: Budget) -> "LocalStore":
+        """Open the store under an absolute ``root``, making it when it is missing.
+
+        A root that this process may only read opens ``read_only``: hits are served without any write. Raises what
+        ``domain.open_domain`` says.
+        """
+        return cls(open_domain(root, wait, budget), wait)
+
+    @property
+    def domain_id(self) -> str:
+        """Names this domain for its whole life."""
+        return self._domain.domain_id
+
+    @property
+    def filesystem(self) -> str:
+        """The file system under the root, as reports show it."""
+        return self._domain.filesystem
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this process can only serve hits."""
+        return self._domain.workshop is None
+
+    @property
+    def root(self) -> Path:
+        """The root, with symbolic links resolved."""
+        return self._domain.root
+
+    def lookup(
+        self, identity: ArtifactIdentity, validation: Validation, budget: Budget, *, lease_id: str
+    ) -> ArtifactLease | Miss:
+        """Lease the newest usable generation under the given id; as ``contract.Store.lookup`` promises."""
+        return self._lookup(self._search(identity, validation, lease_id), budget)
+
+    def build(
+        self,
+        identity: ArtifactIdentity,
+        producer: Producer,
+        validation: Validation,
+        budget: Budget,
+        progress: Progress | None = None,
+        *,
+        lease_id: str,
+    ) -> BuildResult:
+        """Lease the artifact, producing it if it is missing; as ``contract.Store.build`` promises.
+
+        ``joined`` says that another builder finished it after this call had missed it. What this call wrote itself is
+        not read back: its digests were made from the bytes that were written.
+        """
+        search = self._search(identity, validation, lease_id)
+        key = search.key
+        found = self._lookup(search, budget)
+        if isinstance(found, ArtifactLease):
+            return BuildResult(found, built=False, joined=False)
+        workshop = self._workshop()
+        layout = lay_out(producer.plan)
+        with os_errors(Stage.PRODUCTION, f"build {key} in {self.root}"), self._build_lock(workshop, key, budget):
+            found = self._lookup(search, budget)
+            if isinstance(found, ArtifactLease):
+                return BuildResult(found, built=False, joined=True)
+            sweep(workshop.staging)
+            with staged(workshop.staging, key, budget) as place:
+                manifest = ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
+                lease = publish(
+                    self._domain.artifacts,
+                    workshop.staging,
+                    place,
+                    manifest,
+                    directory_mode=workshop.directory_mode,
+                    lease_id=lease_id,
+                )
+            return BuildResult(lease, built=True, joined=False)
+
+    def condemn(self, key: str, generation: str, code: Code, reason: str) -> None:
+        """Keep a generation from being leased from now on; who holds it keeps it. Harmless if it is condemned already.
+
+        Raises HostWeightsError: artifact_missing when there is no such generation, read_only.
+        """
+        self._check_open()
+        self._workshop()
+        with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path / key / generation}"):
+            try:
+                directory = self._domain.artifacts.path / key / generation
+                condemn_generation(directory, self._domain.artifacts.fd, code, reason)
+            except FileNotFoundError:
+                raise error(
+                    Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
+                ) from None
+
+    def close(self) -> None:
+        """Close the store's directories; leases live on. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._domain.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, f"the store {self.root} was closed; open it again")
+
+    def _workshop(self) -> Workshop:
+        if self._domain.workshop is None:
+            raise error(
+                Stage.PRODUCTION,
+                Code.READ_ONLY,
+                f"the store {self.root} cannot be written by uid {os.geteuid()} or its mount is read-only; "
+                "publish from a process that may write, or choose another root",
+                root=self.root,
+            )
+        return self._domain.workshop
+
+    def _build_lock(self, workshop: Workshop, key: str, budget: Budget) -> LockHandle:
+        path = workshop.locks.path / f"{key}.build.lock"
+        lock = open_lock_file(workshop.locks.fd, path, workshop.lock_mode)
+        try:
+            acquire(
+                lock,
+                path,
+                exclusive=True,
+                limit_s=self._wait.build_s,
+                budget=budget,
+                busy=lambda waited_s: error(
+                    Stage.PRODUCTION,
+                    Code.BUILD_BUSY,
+                    f"another process has been building {key} for the {waited_s:.1f} s waited; try again later",
+                    retryable=True,
+                    path=path,
+                ),
+            )
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def _search(self, identity: ArtifactIdentity, validation: Validation, lease_id: str) -> Search:
+        self._check_open()
+        return Search(
+            key=artifact_key(identity),
+            identity=identity,
+            validation=validation,
+            lease_id=lease_id,
+            wait_s=self._wait.lookup_s,
+            may_condemn=not self.read_only,
+        )
+
+    def _lookup(self, search: Search, budget: Budget) -> ArtifactLease | Miss:
+        budget.check()
+        artifacts = self._domain.artifacts
+        with os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
+            try:
+                with opened_directory(artifacts.path / search.key, artifacts.fd) as key_directory:
+                    return lease_newest(key_directory, search, budget)
+            except (FileNotFoundError, NotADirectoryError):
+                return Miss(0, f"{search.key} was never published in {self.root}")

@@ -1,0 +1,171 @@
+"""Small file operations with the durability and the error mapping that the whole store shares."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..messages.failure import Code, HostWeightsError, Stage, error
+
+MAX_RECORD_BYTES: Final = 64 * 1024**2
+"""A JSON record of the store is never longer; checked before any allocation."""
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+_WRONG_KIND: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
+
+
+class Damage(Exception):  # noqa: N818  # says what a generation is, not that a call failed
+    """Proof that a generation is not what was published; never raised for a transient error."""
+
+    def __init__(self, code: Code, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory, open: names in it are reached through ``fd`` even after it was renamed."""
+
+    fd: int
+    path: Path
+
+
+@contextmanager
+def os_errors(stage: Stage, doing: str) -> Iterator[None]:
+    """Turn an OSError of the block into a HostWeightsError; ``doing`` completes 'could not ...'."""
+    try:
+        yield
+    except OSError as failure:
+        raise os_failure(failure, stage, doing) from failure
+
+
+def os_failure(failure: OSError, stage: Stage, doing: str) -> HostWeightsError:
+    """The HostWeightsError for an OSError: no_space, read_only, permission_denied, or io_error (retryable)."""
+    number = failure.errno
+    cause = f"could not {doing}: {failure.strerror or failure} ({errno.errorcode.get(number or 0, number)})"
+    path = failure.filename or ""
+    if number in _NO_SPACE:
+        return error(
+            stage, Code.NO_SPACE, f"{cause}; free space on that mount or raise its quota", retryable=True, path=path
+        )
+    if number == errno.EROFS:
+        return error(stage, Code.READ_ONLY, f"{cause}; the mount is read-only", path=path)
+    if number in _DENIED:
+        return denied(stage, cause, failure.filename)
+    return error(stage, Code.IO_ERROR, cause, retryable=True, path=path)
+
+
+def denied(stage: Stage, cause: str, path: object) -> HostWeightsError:
+    """permission_denied, naming the owner and mode of the nearest thing that can be looked at, and the way out."""
+    where = Path(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) and path else None
+    found = "" if where is None else describe_owner(where)
+    return error(
+        stage,
+        Code.PERMISSION_DENIED,
+        f"{cause}; this process runs as uid {os.geteuid()}, gid {os.getegid()}{found}; give that user access, "
+        "or choose a root of your own",
+        path=where or "",
+    )
+
+
+def describe_owner(path: Path) -> str:
+    """Owner and mode of a path, or of the nearest parent that can be looked at; starts with a comma, or is empty."""
+    for candidate in (path, *path.parents):
+        try:
+            found = candidate.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        return (
+            f", {candidate} belongs to uid {found.st_uid}, gid {found.st_gid}, mode {stat.S_IMODE(found.st_mode):04o}"
+        )
+    return ""
+
+
+@contextmanager
+def opened_directory(path: Path, parent_fd: int | None = None) -> Iterator[Place]:
+    """Open a directory (never through a symbolic link at its last part) for the block."""
+    name: str | Path = path if parent_fd is None else path.name
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        yield Place(fd, path)
+    finally:
+        os.close(fd)
+
+
+def open_member(place: Place, name: str) -> int:
+    """Open a regular file of a generation for reading; the caller owns the fd.
+
+    Raises Damage when the name is missing or no regular file, OSError when it cannot be opened now.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
+    except OSError as failure:
+        if failure.errno in _WRONG_KIND:
+            raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is missing or no regular file") from failure
+        failure.filename = str(place.path / name)
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is no regular file")
+
+
+def read_record(fd: int, path: Path) -> bytes:
+    """Read a whole JSON record; raises Damage when it is longer than any record may be."""
+    size = os.fstat(fd).st_size
+    if size > MAX_RECORD_BYTES:
+        raise Damage(Code.MANIFEST_CORRUPT, f"{path} has {size} bytes, records have at most {MAX_RECORD_BYTES}")
+    return read_at(fd, 0, size)
+
+
+def read_at(fd: int, offset: int, size: int) -> bytes:
+    """Read exactly ``size`` bytes, fewer only at the end of the file."""
+    parts: list[bytes] = []
+    while size > 0:
+        part = os.pread(fd, min(size, 16 * 1024**2), offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``; a short write goes on where it stopped."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data = data[written:]
+        offset += written
+
+
+def write_new_file(place: Place, name: str, data: bytes, mode: int) -> None:
+    """Create a file that must not exist, write it and sync it; its name is durable after the directory was synced."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place.fd)
+    try:
+        write_at(fd, memoryview(data), 0)
+        os.fchmod(fd, mode)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def list_names(place: Place) -> list[str]:
+    """The names in an open directory, in no order."""
+    return os.listdir(place.fd)  # noqa: PTH208  # Path.iterdir cannot read an open directory
+
+
+def make_directory(parent: Place, name: str, mode: int) -> None:
+    """Make a directory with exactly this mode, whatever the umask, and make its name durable; harmless if it exists."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent.fd)
+    except FileExistsError:
+        return
+    os.chmod(name, mode, dir_fd=parent.fd)
+    os.fsync(parent.fd)

@@ -1,0 +1,126 @@
+"""Deciding whether a generation on disk is what was published, without reading its payload."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from ..messages.dtypes import ITEM_SIZE_BYTES
+from ..messages.failure import Code, Stage, error
+from ..messages.identity import ArtifactIdentity
+from ..messages.manifest import FileEntry, Manifest, ReadyMarker
+from .catalog import MANIFEST_NAME, READY_NAME
+from .store_files import Damage, Place, open_member, read_at, read_record
+from .layout import tensor_size_bytes
+from .json_records import decode_record
+from .verification import check_header, check_size, pieces_by_file
+
+_MAX_HEADER_REGION_BYTES: Final = 128 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A generation that passed the metadata checks; ``fds`` are its open payload files, owned by the holder."""
+
+    ready: ReadyMarker
+    manifest: Manifest
+    fds: dict[str, int]
+
+
+def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactIdentity) -> Checked:
+    """Check markers, manifest, names, sizes and headers of the generation open as ``place``.
+
+    Raises Damage for what is proven wrong, NewerSchema for a newer writer's record, OSError when something cannot be
+    read now, and HostWeightsError(identity_collision) when the key's manifest names another identity.
+    """
+    ready = read_ready(place, ready_fd, key)
+    manifest = _read_manifest(place, ready)
+    if manifest.key != key or manifest.content != ready.content:
+        raise Damage(
+            Code.MANIFEST_CORRUPT, f"{place.path / MANIFEST_NAME} belongs to another artifact ({manifest.key})"
+        )
+    if manifest.identity != identity:
+        raise error(
+            Stage.VALIDATION,
+            Code.IDENTITY_COLLISION,
+            f"{place.path} has the key {key} of the identity asked for, but its manifest names another one; "
+            "both are kept for inspection",
+            directory=place.path,
+        )
+    check_structure(manifest)
+    return Checked(ready, manifest, _open_payload(place, manifest))
+
+
+def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
+    """Read the marker that makes a generation exist; raises Damage, NewerSchema or OSError."""
+    path = place.path / READY_NAME
+    ready = decode_record(read_record(ready_fd, path), ReadyMarker, path)
+    if ready.key != key or ready.generation != place.path.name:
+        raise Damage(Code.MANIFEST_CORRUPT, f"{path} belongs to {ready.key}/{ready.generation}")
+    return ready
+
+
+def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
+    path = place.path / MANIFEST_NAME
+    fd = open_member(place, MANIFEST_NAME)
+    try:
+        data = read_record(fd, path)
+    finally:
+        os.close(fd)
+    if len(data) != ready.manifest_size_bytes or blake3(data).hexdigest() != ready.manifest_digest:
+        raise Damage(Code.MANIFEST_CORRUPT, f"{path} differs from the digest in {READY_NAME}")
+    return decode_record(data, Manifest, path)
+
+
+def check_structure(manifest: Manifest) -> None:
+    """Raise Damage unless every range lies in its file and every tensor, block and alias can be handed out."""
+    files = {file.name: file for file in manifest.files}
+    if len(files) != len(manifest.files):
+        raise _corrupt("a file stands twice")
+    for tensor in manifest.tensors:
+        item = ITEM_SIZE_BYTES[tensor.dtype]
+        if tensor.size_bytes != tensor_size_bytes(tensor.shape, tensor.dtype) or tensor.offset % item:
+            raise _corrupt(f"tensor {tensor.name!r} has {tensor.size_bytes} bytes at {tensor.offset}")
+        if _reach(tensor.shape, tensor.stride) * item > tensor.size_bytes:
+            raise _corrupt(f"tensor {tensor.name!r} reaches past its bytes with stride {tensor.stride}")
+        _check_range(files, tensor.file, tensor.offset, tensor.size_bytes, tensor.name)
+    for block in manifest.blocks:
+        _check_range(files, block.file, block.offset, block.size_bytes, block.name)
+    for pad in manifest.pads:
+        _check_range(files, pad.file, pad.offset, pad.size_bytes, pad.name)
+    names = {tensor.name for tensor in manifest.tensors}
+    if len(names) != len(manifest.tensors) or any(alias.target not in names for alias in manifest.aliases):
+        raise _corrupt("a tensor stands twice or an alias names nothing")
+
+
+def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last one a strided view touches; too many on a shape that does not fit."""
+    if len(shape) != len(stride):
+        return 2**63
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _check_range(files: dict[str, FileEntry], file: str, offset: int, size: int, name: str) -> None:
+    found = files.get(file)
+    if found is None or offset < found.data_offset or offset + size > found.size_bytes:
+        raise _corrupt(f"{name!r} lies at {offset} to {offset + size} of {file}, outside its data")
+
+
+def _corrupt(what: str) -> Damage:
+    return Damage(Code.MANIFEST_CORRUPT, f"{MANIFEST_NAME} contradicts itself: {what}")
+
+
+def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
+    pieces = pieces_by_file(manifest)
+    fds: dict[str, int] = {}
+    with ExitStack() as undo:
+        for file in manifest.files:
+            fd = fds[file.name] = open_member(place, file.name)
+            undo.callback(os.close, fd)
+            check_size(file, os.fstat(fd).st_size, place.path)
+            header = read_at(fd, 0, min(file.data_offset, _MAX_HEADER_REGION_BYTES))
+            check_header(file, header, pieces[file.name], str(place.path / file.name))
+        undo.pop_all()
+    return fds

@@ -1,0 +1,134 @@
+"""What the store's tests and their child processes share: an identity, a producer, a store."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.contract import BuildResult, Miss, ProductionPlan, TensorSpec
+from hostweights.hwr.lease import ArtifactLease
+from hostweights.hwr.store import LocalStore
+from hostweights.hwr.torch_dtypes import TORCH_DTYPE
+from hostweights.messages.budget import Budget
+from hostweights.messages.config import Validation, WaitPolicy
+from hostweights.messages.dtypes import DType
+from hostweights.messages.identity import (
+    ArtifactIdentity,
+    ComponentIdentity,
+    LayoutIdentity,
+    ProducerIdentity,
+    RepresentationIdentity,
+    SourceIdentity,
+)
+from hostweights.messages.manifest import TensorKind
+
+
+def make_identity(model: str = "acme/tiny") -> ArtifactIdentity:
+    return ArtifactIdentity(
+        source=SourceIdentity(model=model, content="ab" * 32),
+        component=ComponentIdentity(name="transformer", ownership="cd" * 32),
+        representation=RepresentationIdentity(name="plain", dtype="BF16"),
+        layout=LayoutIdentity(name="blocks"),
+        producer=ProducerIdentity(name="test", version=1, implementation="one"),
+        manifest_schema=1,
+        restorer_schema=1,
+    )
+
+
+def spec(name: str, shape: Sequence[int], dtype: DType = DType.F32, block: int | None = None) -> TensorSpec:
+    return TensorSpec(name=name, kind=TensorKind.PARAMETER, role="weight", shape=tuple(shape), dtype=dtype, block=block)
+
+
+def make_tensor(of: TensorSpec) -> torch.Tensor:
+    """Deterministic bytes for a spec, the same in every process."""
+    dtype = TORCH_DTYPE[of.dtype]
+    count = torch.Size(of.shape).numel() * dtype.itemsize
+    generator = torch.Generator().manual_seed(zlib.crc32(of.name.encode()))
+    high = 2 if of.dtype is DType.BOOL else 60
+    raw = torch.randint(0, high, (count,), dtype=torch.uint8, generator=generator)
+    return raw.view(dtype).reshape(of.shape) if count else torch.empty(of.shape, dtype=dtype)
+
+
+SPECS = (
+    spec("embed", (50, 8), DType.BF16),
+    spec("blocks.0.weight", (33, 7), DType.F32, 0),
+    spec("blocks.0.scale", (), DType.BF16, 0),
+    spec("blocks.1.weight", (33, 7), DType.F8_E4M3, 1),
+    spec("blocks.1.empty", (0, 4), DType.F16, 1),
+    spec("blocks.1.bias", (5,), DType.I64, 1),
+    spec("head", (3,), DType.U8),
+    spec("nothing", (0,), DType.F32),
+)
+PLAN = ProductionPlan(tensors=SPECS, blocks=("blocks.0", "blocks.1"), aliases=(("tied", "embed"),))
+
+
+class FixedProducer:
+    """Yields the same tensors every time; ``stop_after`` leaves some out."""
+
+    def __init__(self, plan: ProductionPlan = PLAN, stop_after: int | None = None) -> None:
+        self._plan = plan
+        self._stop_after = stop_after
+        self.runs = 0
+
+    @property
+    def plan(self) -> ProductionPlan:
+        return self._plan
+
+    def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
+        self.runs += 1
+        for of in self._plan.tensors[: self._stop_after]:
+            budget.check()
+            yield make_tensor(of)
+
+
+def open_store(root: Path, wait: WaitPolicy | None = None, timeout_s: float | None = None) -> LocalStore:
+    return LocalStore.open(root, wait or WaitPolicy(), PlainBudget(timeout_s))
+
+
+def build(
+    store: LocalStore, producer: FixedProducer | None = None, identity: ArtifactIdentity | None = None
+) -> BuildResult:
+    return store.build(
+        identity or make_identity(), producer or FixedProducer(), Validation.METADATA, PlainBudget(), lease_id="b"
+    )
+
+
+def published(store: LocalStore) -> ArtifactLease:
+    lease = build(store).lease
+    assert isinstance(lease, ArtifactLease)
+    return lease
+
+
+def lookup(store: LocalStore, validation: Validation = Validation.METADATA) -> ArtifactLease | Miss:
+    return store.lookup(make_identity(), validation, PlainBudget(), lease_id="l")
+
+
+def hit(store: LocalStore, validation: Validation = Validation.METADATA) -> ArtifactLease:
+    found = lookup(store, validation)
+    assert isinstance(found, ArtifactLease), found
+    return found
+
+
+def miss(store: LocalStore, validation: Validation = Validation.METADATA) -> Miss:
+    found = lookup(store, validation)
+    assert isinstance(found, Miss)
+    return found
+
+
+def assert_right_values(lease: ArtifactLease, specs: Sequence[TensorSpec] = SPECS) -> None:
+    for of in specs:
+        for tensor in (lease.shared(of.name), lease.tensor(of.name)):
+            assert tensor.shape == of.shape
+            assert tensor.dtype == TORCH_DTYPE[of.dtype]
+            assert same_bytes(tensor, make_tensor(of)), of.name
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    flat = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(*flat)
+
+
+def names_under(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
