@@ -1,7 +1,7 @@
 """Finding the newest usable generation of a key and leasing it."""
 
+import errno
 import os
-import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +80,13 @@ def _lease(key_directory: Place, generation: str, search: Search, budget: Budget
 
 
 def _open_ready(place: Place) -> LockHandle:
-    """Open the marker; raises FileNotFoundError without one, which means that the generation does not exist."""
-    return LockHandle(catalog.READY_NAME, os.O_RDONLY | os.O_NONBLOCK, dir_fd=place.fd)
+    """Open the marker; raises FileNotFoundError without one of its own, then the generation does not exist."""
+    try:
+        return LockHandle(catalog.READY_NAME, os.O_RDONLY | os.O_NONBLOCK, dir_fd=place.fd)
+    except OSError as failure:
+        if failure.errno == errno.ELOOP:  # a symbolic link, which no publication made
+            raise FileNotFoundError(failure.errno, failure.strerror, str(place.path)) from failure
+        raise
 
 
 def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) -> None:
@@ -114,8 +119,6 @@ def _still_there(place: Place, lock: LockHandle) -> bool:
 
 
 def _check_and_map(place: Place, lock: LockHandle, search: Search, budget: Budget) -> ArtifactLease:
-    if not stat.S_ISREG(os.fstat(lock.fd).st_mode):
-        raise Damage(Code.MANIFEST_CORRUPT, f"{place.path / catalog.READY_NAME} is no regular file")
     checked: Checked = check_generation(place, lock.fd, search.key, search.identity)
     mapping = ArtifactMapping(checked.manifest, place, checked.fds)
     try:

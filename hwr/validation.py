@@ -1,6 +1,7 @@
 """Deciding whether a generation on disk is what was published, without reading its payload."""
 
 import os
+import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -56,6 +57,8 @@ def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactId
 def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     """Read the marker that makes a generation exist; raises Damage, NewerSchema or OSError."""
     path = place.path / READY_NAME
+    if not stat.S_ISREG(os.fstat(ready_fd).st_mode):
+        raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no regular file")
     ready = decode_record(read_record(ready_fd, path), ReadyMarker, path)
     if ready.key != key or ready.generation != place.path.name:
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} belongs to {ready.key}/{ready.generation}")

@@ -1,14 +1,20 @@
 """What the store's tests and their child processes share: an identity, a producer, a store."""
 
+import os
+import subprocess
+import sys
+import textwrap
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.contract import BuildResult, Miss, ProductionPlan, TensorSpec
+from hostweights.hwr.contract import BuildResult, Miss, Producer, ProductionPlan, TensorSpec
 from hostweights.hwr.lease import ArtifactLease
+from hostweights.hwr.locks import LockHandle
 from hostweights.hwr.store import LocalStore
 from hostweights.hwr.torch_dtypes import TORCH_DTYPE
 from hostweights.messages.budget import Budget
@@ -87,9 +93,7 @@ def open_store(root: Path, wait: WaitPolicy | None = None, timeout_s: float | No
     return LocalStore.open(root, wait or WaitPolicy(), PlainBudget(timeout_s))
 
 
-def build(
-    store: LocalStore, producer: FixedProducer | None = None, identity: ArtifactIdentity | None = None
-) -> BuildResult:
+def build(store: LocalStore, producer: Producer | None = None, identity: ArtifactIdentity | None = None) -> BuildResult:
     return store.build(
         identity or make_identity(), producer or FixedProducer(), Validation.METADATA, PlainBudget(), lease_id="b"
     )
@@ -132,3 +136,65 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def names_under(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+class Child:
+    """A Python process that runs ``code`` beside the tests' modules and talks over its pipes."""
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from store_kit import *\n" + textwrap.dedent(code), *map(str, arguments)],
+            cwd=Path(__file__).parent,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        """The next line the child prints."""
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def tell(self, text: str = "go") -> None:
+        """Give the child a line."""
+        assert self.process.stdin
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> str:
+        """Wait for the child and return the rest of its output; fails if the child did."""
+        output, _ = self.process.communicate()
+        assert self.process.returncode == 0, output
+        return output.strip()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def run_child(code: str, *arguments: object) -> str:
+    """Run a child to its end and return what it printed."""
+    with Child(code, *arguments) as child:
+        return child.end()
+
+
+def say(text: object) -> None:
+    """Print a line for the parent of a child process, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def wait_for_parent() -> None:
+    """Block until the parent tells this child to go on."""
+    sys.stdin.readline()
+
+
+def nobody_locks(path: Path) -> bool:
+    """Whether no process, this one included, holds a lock on the file."""
+    with LockHandle(path, os.O_RDONLY) as lock:
+        return lock.try_lock(exclusive=True)
