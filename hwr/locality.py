@@ -117,7 +117,7 @@ def mount_id_of(fd: int) -> int | None:
     Two bind mounts of one device have two ids, and a rename between them fails although ``st_dev`` is equal.
     """
     try:
-        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..messages.budget import Budget
@@ -48,18 +48,26 @@ def _make(staging: Place, key: str, budget: Budget) -> tuple[LockHandle, str]:
         name = f"{key}.{secrets.token_hex(8)}"
         os.mkdir(name, 0o700, dir_fd=staging.fd)
         try:
-            lock = LockHandle(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=staging.fd)
-        except FileNotFoundError:
-            continue  # a sweeper was faster
-        try:
-            _lock(lock, staging.path / name, budget)
-            if _is_linked(staging, name, lock.fd):
-                return lock, name
+            lock = _open_locked(staging, name, budget)
         except BaseException:
             _remove(staging, name)
-            lock.close()
             raise
-        lock.close()
+        if lock is not None:
+            return lock, name
+
+
+def _open_locked(staging: Place, name: str, budget: Budget) -> LockHandle | None:
+    """Open and lock a directory just made; None if a sweeper found it before it was locked."""
+    with ExitStack() as undo:
+        try:
+            lock = undo.enter_context(LockHandle(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=staging.fd))
+        except FileNotFoundError:
+            return None
+        _lock(lock, staging.path / name, budget)
+        if not _is_linked(staging, name, lock.fd):
+            return None
+        undo.pop_all()
+        return lock
 
 
 def _lock(lock: LockHandle, path: Path, budget: Budget) -> None:

@@ -1,15 +1,14 @@
 """What the store's tests and their child processes share: an identity, a producer, a store."""
 
 import os
-import subprocess
 import sys
-import textwrap
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 import torch
+from child_kit import run_child, say, wait_for_parent
 
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import BuildResult, Miss, Producer, ProductionPlan, TensorSpec
@@ -29,6 +28,9 @@ from hostweights.messages.identity import (
     SourceIdentity,
 )
 from hostweights.messages.manifest import TensorKind
+
+FOR_CHILDREN = (sys, say, wait_for_parent, run_child)
+"""Names that the code of child processes uses."""
 
 
 def make_identity(model: str = "acme/tiny") -> ArtifactIdentity:
@@ -138,60 +140,13 @@ def names_under(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
-class Child:
-    """A Python process that runs ``code`` beside the tests' modules and talks over its pipes."""
-
-    def __init__(self, code: str, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from store_kit import *\n" + textwrap.dedent(code), *map(str, arguments)],
-            cwd=Path(__file__).parent,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self) -> str:
-        """The next line the child prints."""
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
-
-    def tell(self, text: str = "go") -> None:
-        """Give the child a line."""
-        assert self.process.stdin
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> str:
-        """Wait for the child and return the rest of its output; fails if the child did."""
-        output, _ = self.process.communicate()
-        assert self.process.returncode == 0, output
-        return output.strip()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
-
-
-def run_child(code: str, *arguments: object) -> str:
-    """Run a child to its end and return what it printed."""
-    with Child(code, *arguments) as child:
-        return child.end()
-
-
-def say(text: object) -> None:
-    """Print a line for the parent of a child process, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def wait_for_parent() -> None:
-    """Block until the parent tells this child to go on."""
-    sys.stdin.readline()
+def warm_up() -> None:
+    """Go through everything once, so that a forked child that may read no module any more has all it needs."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_store(Path(directory) / "root")
+        published(store).close()
+        hit(store, Validation.FULL).close()
+        store.close()
 
 
 def nobody_locks(path: Path) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from child_kit import Child, run_child
 from store_kit import (
     SPECS,
-    Child,
     assert_right_values,
     build,
     hit,
@@ -16,7 +16,6 @@ from store_kit import (
     nobody_locks,
     open_store,
     published,
-    run_child,
     same_bytes,
 )
 
@@ -94,8 +93,7 @@ def test_T18_a_write_to_a_shared_tensor_kills_the_process_by_signal(store: Local
         hit(open_store(Path(sys.argv[1]))).shared("head").fill_(1)
     """
     with Child(code, store.root) as child:
-        child.process.wait()
-        assert child.process.returncode == -signal.SIGSEGV
+        assert child.wait() == -signal.SIGSEGV
 
 
 def test_T19_views_outlive_the_close_and_pages_go_with_the_last_of_them(store: LocalStore) -> None:
@@ -229,7 +227,7 @@ def test_T24_a_forked_child_that_outlives_its_parent_pins_no_artifact_and_no_bui
     lock = next((store.root / "locks").glob("*.build.lock"))
     with Child(code, store.root) as holder:
         assert holder.line().startswith("child ")
-        holder.process.wait()
+        holder.wait()
         assert nobody_locks(ready)
         assert nobody_locks(lock)
         holder.tell()
@@ -246,8 +244,8 @@ def test_T38_a_killed_leaseholder_leaves_no_lock(store: LocalStore) -> None:
     with Child(code, store.root) as holder:
         assert holder.line() == "leased"
         assert not nobody_locks(ready)
-        holder.process.kill()
-        holder.process.wait()
+        holder.signal(signal.SIGKILL)
+        holder.wait()
         assert nobody_locks(ready)
 
 
