@@ -10,7 +10,7 @@ from ..messages.budget import Budget
 from ..messages.config import Validation
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
-from . import catalog
+from . import catalog, verified
 from .contract import Miss
 from .store_files import Damage, Place, list_names, opened_directory
 from .lease import ArtifactLease
@@ -30,7 +30,7 @@ class Search:
     validation: Validation
     lease_id: str
     wait_s: float
-    may_condemn: bool
+    may_write: bool
 
 
 class _Gone(Exception):  # noqa: N818  # not an error: the directory is no generation, or none any more
@@ -69,7 +69,7 @@ def _lease(key_directory: Place, generation: str, search: Search, budget: Budget
             if not _still_there(place, lock) or catalog.is_condemned(key_directory, generation):
                 raise _Gone
             try:
-                lease = _check_and_map(place, lock, search, budget)
+                lease = _check_and_map(key_directory, place, lock, search, budget)
             except Damage as damage:
                 _condemn(key_directory, place, lock, search, damage)
                 raise
@@ -118,21 +118,35 @@ def _still_there(place: Place, lock: LockHandle) -> bool:
     return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
 
 
-def _check_and_map(place: Place, lock: LockHandle, search: Search, budget: Budget) -> ArtifactLease:
+def _check_and_map(
+    key_directory: Place, place: Place, lock: LockHandle, search: Search, budget: Budget
+) -> ArtifactLease:
     checked: Checked = check_generation(place, lock.fd, search.key, search.identity)
     mapping = ArtifactMapping(checked.manifest, place, checked.fds)
     try:
         if search.validation is Validation.FULL:
-            verify_payload(checked.manifest, mapping.files(), budget)
+            _verify_once(key_directory, place, checked, mapping, search, budget)
     except BaseException:
         mapping.forget()
         raise
     return ArtifactLease(search.lease_id, place.path, checked.manifest, checked.ready, lock, mapping)
 
 
+def _verify_once(
+    key_directory: Place, place: Place, checked: Checked, mapping: ArtifactMapping, search: Search, budget: Budget
+) -> None:
+    """Verify every byte, unless a worker of this host did so since it started and no file was touched."""
+    record = verified.describe(place, checked.fds, checked.ready)
+    if verified.is_remembered(key_directory, checked.ready.generation, record):
+        return
+    verify_payload(checked.manifest, mapping.files(), budget)
+    if search.may_write:
+        verified.remember(key_directory, checked.ready.generation, record)
+
+
 def _condemn(key_directory: Place, place: Place, lock: LockHandle, search: Search, damage: Damage) -> None:
     """Mark what was found damaged; our shared lock keeps the path from becoming another publication meanwhile."""
-    if not search.may_condemn:
+    if not search.may_write:
         return
     try:
         publication_id = read_ready(place, lock.fd, search.key).publication_id

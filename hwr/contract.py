@@ -158,7 +158,10 @@ class Store(Protocol):
     def lookup(
         self, identity: ArtifactIdentity, validation: Validation, budget: Budget, *, lease_id: str
     ) -> Lease | Miss:
-        """Lease the newest usable generation under the caller's ``lease_id``; writes nothing on a hit.
+        """Lease the newest usable generation under the caller's ``lease_id``.
+
+        A hit writes nothing, except that the first full validation of a generation since the host started leaves a
+        record (when the store is writable), which later full validations trust while no file was touched.
 
         A generation that is provably damaged is condemned (when the store is writable) and the next older one is
         tried. Transient I/O errors raise HostWeightsError(io_error, retryable) and condemn nothing. An artifact whose

@@ -43,8 +43,8 @@ def publish(
         kept.callback(mapping.forget)
         os.rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
         os.fchmod(staged.fd, _GENERATION_MODE)  # after the rename: moving a directory needs write permission on it
-        for directory in (staged, key_directory, staging):
-            os.fsync(directory.fd)
+        os.fsync(key_directory.fd)
+        os.fsync(staging.fd)
         kept.pop_all()
         return ArtifactLease(lease_id, final.path, manifest, ready, lock, mapping)
 

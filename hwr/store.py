@@ -170,7 +170,7 @@ class LocalStore:
             validation=validation,
             lease_id=lease_id,
             wait_s=self._wait.lookup_s,
-            may_condemn=not self.read_only,
+            may_write=not self.read_only,
         )
 
     def _lookup(self, search: Search, budget: Budget) -> ArtifactLease | Miss:

@@ -102,7 +102,12 @@ def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Elements from the first to the last one a strided view touches; too many on a shape that does not fit."""
     if len(shape) != len(stride):
         return 2**63
-    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if 0 in shape:
+        return 0
+    reach = 1
+    for size, step in zip(shape, stride, strict=True):
+        reach += (size - 1) * step
+    return reach
 
 
 def _check_range(files: dict[str, FileEntry], file: str, offset: int, size: int, name: str) -> None:

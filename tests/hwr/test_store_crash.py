@@ -154,7 +154,6 @@ def test_T34_files_and_directory_are_synced_before_the_rename_and_parents_after(
         "fsync READY",
         f"fsync {key}",
         "rename",
-        "fsync 00000001",
         f"fsync {key}",
         "fsync staging",
     ]

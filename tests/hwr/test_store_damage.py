@@ -20,13 +20,14 @@ from store_kit import (
     published,
 )
 
-from hostweights.hwr import catalog
+from hostweights.hwr import acquisition, catalog, verified
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.store_files import MAX_RECORD_BYTES
 from hostweights.hwr.identity import artifact_key
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.json_records import encode_record
 from hostweights.hwr.store import LocalStore
+from hostweights.hwr.verification import verify_payload
 from hostweights.messages.config import Validation
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.manifest import Manifest, ReadyMarker
@@ -343,7 +344,7 @@ def test_B4_a_transient_error_at_any_call_of_a_lookup_condemns_nothing(
 ) -> None:
     _published_directory(store)
     failed = 0
-    for at in range(1, 40):
+    for at in range(1, 60):
         with monkeypatch.context() as patch:
             remaining = _fail_at(patch, at, number)
             try:
@@ -379,9 +380,74 @@ def _fail_at(patch: pytest.MonkeyPatch, at: int, number: int) -> Callable[[], bo
     return lambda: count < at
 
 
+@pytest.fixture
+def verifications(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the artifacts whose payload was read for a lookup."""
+    seen: list[str] = []
+
+    def count(manifest: Manifest, *rest: Any) -> None:
+        seen.append(manifest.key)
+        verify_payload(manifest, *rest)
+
+    monkeypatch.setattr(acquisition, "verify_payload", count)
+    return seen
+
+
+def test_A7_a_full_check_is_made_once_per_boot_and_again_when_a_file_was_touched(
+    store: LocalStore, verifications: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lease = published(store)
+    for _ in range(3):
+        hit(store, Validation.FULL).close()
+    assert len(verifications) == 1
+    os.utime(lease.directory / PAYLOAD, ns=(1, 1))
+    for _ in range(2):
+        hit(store, Validation.FULL).close()
+    assert len(verifications) == 2
+    boot = tmp_path / "boot_id"
+    boot.write_text("another")
+    monkeypatch.setattr(verified, "_BOOT_ID", boot)
+    for _ in range(2):
+        hit(store, Validation.FULL).close()
+    assert len(verifications) == 3
+    store.condemn(lease.manifest.key, lease.generation, Code.CHECKSUM_MISMATCH, "x")
+    build(store).lease.close()
+    hit(store, Validation.FULL).close()
+    assert len(verifications) == 4
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": 7}', None])
+def test_A7_an_unusable_record_of_a_full_check_is_replaced(
+    store: LocalStore, verifications: list[str], text: str | None
+) -> None:
+    lease = published(store)
+    record = lease.directory.parent / "00000001.verified.json"
+    if text is None:
+        record.symlink_to("nowhere")
+    else:
+        record.write_text(text)
+    for _ in range(2):
+        hit(store, Validation.FULL).close()
+    assert len(verifications) == 1
+    assert _markers(store) == []
+
+
+def test_A7_damage_without_a_trace_in_the_file_system_is_found_by_verify(store: LocalStore) -> None:
+    lease = published(store)
+    hit(store, Validation.FULL).close()
+    path = lease.directory / PAYLOAD
+    before = path.stat()
+    _flip(path, lease.manifest.tensors[0].offset)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    hit(store, Validation.FULL).close()
+    with pytest.raises(HostWeightsError) as caught:
+        lease.verify(PlainBudget())
+    assert caught.value.code is Code.CHECKSUM_MISMATCH
+
+
 def test_A5_a_lookup_that_hits_writes_nothing(store: LocalStore) -> None:
     published(store)
     before = {name: (store.root / name).stat().st_mtime_ns for name in names_under(store.root)}
-    hit(store, Validation.FULL).close()
+    hit(store).close()
     assert {name: (store.root / name).stat().st_mtime_ns for name in names_under(store.root)} == before
     assert artifact_key(make_identity()) in str(before)

@@ -1,0 +1,72 @@
+"""Remembering that a generation was fully verified since this host started, so that one worker pays for all.
+
+The record names the publication, the boot and each payload file as it was (inode, size, modification time). Any
+difference makes it void; so does a reboot, since the bytes then come from the disk again.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ..messages.base import Count, Id, Record
+from ..messages.manifest import MANIFEST_SCHEMA, ReadyMarker
+from ..messages.plan import FileStamp
+from .store_files import Damage, Place, open_member, read_record, write_new_file
+from .json_records import NewerSchema, decode_record, encode_record
+
+_SUFFIX: Final = ".verified.json"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class VerifiedRecord(Record, frozen=True, kw_only=True):
+    """``<generation>.verified.json``: what was verified, and during which boot."""
+
+    schema: Count = MANIFEST_SCHEMA
+    publication_id: Id
+    boot_id: Id
+    files: tuple[FileStamp, ...]
+
+
+def describe(place: Place, fds: dict[str, int], ready: ReadyMarker) -> VerifiedRecord:
+    """The record that is true if the open files are verified now. Take it before reading them."""
+    return VerifiedRecord(
+        publication_id=ready.publication_id,
+        boot_id=_BOOT_ID.read_text(encoding="utf-8").strip(),
+        files=tuple(_stamp(place.path / name, fd) for name, fd in fds.items()),
+    )
+
+
+def is_remembered(key_directory: Place, generation: str, record: VerifiedRecord) -> bool:
+    """Whether exactly this was verified before; an unreadable record counts as none."""
+    name = generation + _SUFFIX
+    try:
+        fd = open_member(key_directory, name)
+    except (Damage, OSError):
+        return False
+    try:
+        return decode_record(read_record(fd, key_directory.path / name), VerifiedRecord, Path(name)) == record
+    except (Damage, NewerSchema, OSError):
+        return False
+    finally:
+        os.close(fd)
+
+
+def remember(key_directory: Place, generation: str, record: VerifiedRecord) -> None:
+    """Leave the record for later workers; it only saves work, so failing to is no error."""
+    with suppress(OSError):
+        name = generation + _SUFFIX
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=key_directory.fd)
+        write_new_file(key_directory, name, encode_record(record), 0o444)
+
+
+def _stamp(path: Path, fd: int) -> FileStamp:
+    found = os.fstat(fd)
+    return FileStamp(
+        path=str(path),
+        size_bytes=found.st_size,
+        device=found.st_dev,
+        inode=found.st_ino,
+        mtime_ns=found.st_mtime_ns,
+    )
