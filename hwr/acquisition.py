@@ -1,6 +1,5 @@
 """Finding the newest usable generation of a key and leasing it."""
 
-import errno
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def _lease(key_directory: Place, generation: str, search: Search, budget: Budget
     try:
         opened = opened_directory(key_directory.path / generation, key_directory.fd)
         with opened as place, ExitStack() as undo:
-            lock = undo.enter_context(_open_ready(place))
+            lock = undo.enter_context(catalog.open_ready(place))
             _lock_shared(lock, place, search.wait_s, budget)
             if not _still_there(place, lock) or catalog.is_condemned(key_directory, generation):
                 raise _Gone
@@ -77,16 +76,6 @@ def _lease(key_directory: Place, generation: str, search: Search, budget: Budget
             return lease
     except (FileNotFoundError, NotADirectoryError) as failure:
         raise _Gone from failure
-
-
-def _open_ready(place: Place) -> LockHandle:
-    """Open the marker; raises FileNotFoundError without one of its own, then the generation does not exist."""
-    try:
-        return LockHandle(catalog.READY_NAME, os.O_RDONLY | os.O_NONBLOCK, dir_fd=place.fd)
-    except OSError as failure:
-        if failure.errno == errno.ELOOP:  # a symbolic link, which no publication made
-            raise FileNotFoundError(failure.errno, failure.strerror, str(place.path)) from failure
-        raise
 
 
 def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) -> None:
@@ -160,7 +149,7 @@ def condemn_generation(directory: Path, artifacts_fd: int, code: Code, reason: s
     with (
         opened_directory(directory.parent, artifacts_fd) as key_directory,
         opened_directory(directory, key_directory.fd) as place,
-        _open_ready(place) as lock,
+        catalog.open_ready(place) as lock,
     ):
         try:
             publication_id = read_ready(place, lock.fd, directory.parent.name).publication_id

@@ -1,5 +1,6 @@
 """The generations of one key: which there are, which are condemned, and condemning one."""
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Final
 from ..messages.failure import Code
 from ..messages.manifest import CondemnedMarker
 from .store_files import Place, write_new_file
+from .locks import LockHandle
 from .json_records import encode_record
 
 READY_NAME: Final = "READY.json"
@@ -44,6 +46,16 @@ def is_condemned(key_directory: Place, generation: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def open_ready(place: Place) -> LockHandle:
+    """Open the marker; raises FileNotFoundError without one of its own, then the generation does not exist."""
+    try:
+        return LockHandle(READY_NAME, os.O_RDONLY | os.O_NONBLOCK, dir_fd=place.fd)
+    except OSError as failure:
+        if failure.errno == errno.ELOOP:  # a symbolic link, which no publication made
+            raise FileNotFoundError(failure.errno, failure.strerror, str(place.path)) from failure
+        raise
 
 
 def condemn(key_directory: Place, generation: str, publication_id: str | None, code: Code, reason: str) -> None:

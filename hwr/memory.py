@@ -1,6 +1,7 @@
 """How much memory this process and its mappings really take, as the kernel counts it."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,6 +52,19 @@ def mapped_memory(directory: Path, pid: int | None = None) -> MappedMemory:
     smaps = Path(f"/proc/{'self' if pid is None else pid}/smaps")
     areas = parse_smaps(smaps.read_text(encoding="utf-8", errors="surrogateescape"))
     return sum_areas(areas, os.path.realpath(directory))
+
+
+def processes_mapping(directory: Path) -> list[int]:
+    """Ids of the processes that map a file in a directory, as far as this user may look; ascending."""
+    inside = os.path.realpath(directory).rstrip("/") + "/"
+    found: list[int] = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                maps = (process / "maps").read_text(encoding="utf-8", errors="surrogateescape")
+                if inside in maps:
+                    found.append(int(process.name))
+    return sorted(found)
 
 
 def trim() -> None:

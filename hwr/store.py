@@ -7,6 +7,7 @@ from ..messages.budget import Budget
 from ..messages.config import Validation, WaitPolicy
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
+from . import upkeep
 from .acquisition import Search, condemn_generation, lease_newest
 from .contract import BuildResult, Miss, Producer, Progress
 from .domain import Domain, Workshop, open_domain
@@ -17,6 +18,7 @@ from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
 from .publication import publish
 from .staging import staged, sweep
+from .upkeep import StoredGeneration
 from .writer import ArtifactWriter
 
 
@@ -117,6 +119,21 @@ class LocalStore:
                 raise error(
                     Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
                 ) from None
+
+    def list_stored(self) -> list[StoredGeneration]:
+        """All complete generations under the root, by key, newest first; writes nothing."""
+        self._check_open()
+        return upkeep.list_stored(self._domain.artifacts)
+
+    def remove(self, key: str, generation: str) -> int:
+        """Remove one generation, condemned or not; returns the bytes that were freed.
+
+        Raises HostWeightsError: lease_in_use (retryable), changing nothing, while any process leases it;
+        artifact_missing; read_only.
+        """
+        self._check_open()
+        self._workshop()
+        return upkeep.remove(self._domain.artifacts, key, generation)
 
     def close(self) -> None:
         """Close the store's directories; leases live on. Idempotent."""

@@ -1,0 +1,124 @@
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from child_kit import Child, run_child
+from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store, published
+
+from hostweights.hwr.memory import processes_mapping
+from hostweights.hwr.store import LocalStore
+from hostweights.messages.failure import Code, HostWeightsError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    opened = open_store(tmp_path / "root")
+    yield opened
+    opened.close()
+
+
+def test_A15_generations_are_listed_with_size_condemnation_and_leases(store: LocalStore) -> None:
+    assert store.list_stored() == []
+    old = published(store)
+    store.condemn(old.manifest.key, old.generation, Code.CHECKSUM_MISMATCH, "test")
+    old.close()
+    new = published(store)
+    other = build(store, identity=make_identity("acme/other")).lease
+    other.close()
+    (store.root / "artifacts" / "stray").write_text("x")
+    found = {(g.key, g.generation): g for g in store.list_stored()}
+    assert set(found) == {
+        (new.manifest.key, "00000002"),
+        (new.manifest.key, "00000001"),
+        (other.manifest.key, "00000001"),
+    }
+    states = [(g.condemned, g.leased) for g in store.list_stored() if g.key == new.manifest.key]
+    assert states == [(False, True), (True, False)]
+    assert all(g.size_bytes >= sum(f.size_bytes for f in new.manifest.files) for g in found.values())
+
+
+def test_A15_a_leased_generation_is_not_removed_and_its_holder_is_named(store: LocalStore) -> None:
+    lease = published(store)
+    key, generation = lease.manifest.key, lease.generation
+    lease.close()
+    code = """
+        lease = hit(open_store(Path(sys.argv[1])))
+        say("leased")
+        wait_for_parent()
+        assert_right_values(lease)
+    """
+    with Child(code, store.root) as holder:
+        assert holder.line() == "leased"
+        assert processes_mapping(lease.directory) == [holder.pid]
+        before = names_under(store.root)
+        with pytest.raises(HostWeightsError) as caught:
+            store.remove(key, generation)
+        assert caught.value.code is Code.LEASE_IN_USE
+        assert caught.value.failure.details["holders"] == str(holder.pid)
+        assert names_under(store.root) == before
+        holder.tell()
+        holder.end()
+    assert store.remove(key, generation) > 8192
+    assert store.list_stored() == []
+    assert miss(store).condemned == 0
+    assert_right_values(published(store))
+
+
+def test_T26_a_condemned_generation_is_removed_beside_a_leased_one(store: LocalStore) -> None:
+    old = published(store)
+    old.close()
+    store.condemn(old.manifest.key, old.generation, Code.CHECKSUM_MISMATCH, "test")
+    new = published(store)
+    store.remove(old.manifest.key, old.generation)
+    assert [g.generation for g in store.list_stored()] == ["00000002"]
+    assert_right_values(new)
+
+
+def test_T26_a_removal_that_was_interrupted_goes_on(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = published(store)
+    lease.close()
+
+    def crash(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", crash)
+        with pytest.raises(KeyboardInterrupt):
+            store.remove(lease.manifest.key, lease.generation)
+    assert miss(store).condemned == 0
+    assert lease.directory.exists()
+    store.remove(lease.manifest.key, lease.generation)
+    assert not lease.directory.exists()
+    with pytest.raises(HostWeightsError) as caught:
+        store.remove(lease.manifest.key, lease.generation)
+    assert caught.value.code is Code.ARTIFACT_MISSING
+
+
+def test_T25_an_unprivileged_owner_removes_its_read_only_directories(tmp_path: Path) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    parent = tmp_path / "own"
+    parent.mkdir()
+    os.chown(parent, 65534, 65534)
+    code = """
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        store = open_store(Path(sys.argv[1]))
+        lease = published(store)
+        lease.close()
+        store.remove(lease.manifest.key, lease.generation)
+        assert store.list_stored() == []
+        say("removed")
+    """
+    assert run_child(code, parent / "root") == "removed"
+
+
+def test_A15_listing_does_not_disturb_a_lookup_of_another_process(store: LocalStore) -> None:
+    published(store).close()
+    assert [g.leased for g in store.list_stored()] == [False]
+    lease = hit(store)
+    assert [g.leased for g in store.list_stored()] == [True]
+    lease.close()
