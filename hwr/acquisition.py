@@ -1,7 +1,7 @@
 """Finding the newest usable generation of a key and leasing it."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,14 +134,18 @@ def _verify_once(
 
 
 def _condemn(key_directory: Place, place: Place, lock: LockHandle, search: Search, damage: Damage) -> None:
-    """Mark what was found damaged; our shared lock keeps the path from becoming another publication meanwhile."""
+    """Mark what was found damaged; our shared lock keeps the path from becoming another publication meanwhile.
+
+    Where the marker cannot be written (a full disk), the generation is passed over all the same.
+    """
     if not search.may_write:
         return
     try:
         publication_id = read_ready(place, lock.fd, search.key).publication_id
     except (Damage, NewerSchema):
         publication_id = None
-    catalog.condemn(key_directory, place.path.name, publication_id, damage.code, damage.reason)
+    with suppress(OSError):
+        catalog.condemn(key_directory, place.path.name, publication_id, damage.code, damage.reason)
 
 
 def condemn_generation(directory: Path, artifacts_fd: int, code: Code, reason: str) -> None:

@@ -32,7 +32,7 @@ def describe(place: Place, fds: dict[str, int], ready: ReadyMarker) -> VerifiedR
     """The record that is true if the open files are verified now. Take it before reading them."""
     return VerifiedRecord(
         publication_id=ready.publication_id,
-        boot_id=_BOOT_ID.read_text(encoding="utf-8").strip(),
+        boot_id=_boot_id(),
         files=tuple(_stamp(place.path / name, fd) for name, fd in fds.items()),
     )
 
@@ -59,6 +59,14 @@ def remember(key_directory: Place, generation: str, record: VerifiedRecord) -> N
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=key_directory.fd)
         write_new_file(key_directory, name, encode_record(record), 0o444)
+
+
+def _boot_id() -> str:
+    """Which boot this is; where the kernel does not tell, an id that no record can hold."""
+    try:
+        return _BOOT_ID.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _stamp(path: Path, fd: int) -> FileStamp:

@@ -6,14 +6,17 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from child_kit import run_child
 from store_kit import SPECS, FixedProducer, assert_right_values, build, hit, lookup, miss, names_under, open_store, spec
 
+from hostweights.hwr import locks
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import Miss, ProductionPlan
 from hostweights.hwr.lease import ArtifactLease
+from hostweights.hwr.locks import LockHandle
 from hostweights.hwr.staging import sweep
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import Validation
@@ -160,8 +163,6 @@ def test_T34_files_and_directory_are_synced_before_the_rename_and_parents_after(
 
 
 def test_A5_leftovers_of_dead_builders_of_any_key_are_swept_and_living_ones_are_not(store: LocalStore) -> None:
-    from hostweights.hwr.locks import LockHandle
-
     dead, alive = store.root / "staging" / "a.1", store.root / "staging" / "b.2"
     for directory in (dead, alive):
         directory.mkdir()
@@ -173,6 +174,23 @@ def test_A5_leftovers_of_dead_builders_of_any_key_are_swept_and_living_ones_are_
         assert alive.exists()
     workshop = store._workshop()
     assert sweep(workshop.staging) == 1
+    assert names_under(store.root / "staging") == set()
+
+
+def test_A5_a_staging_directory_swept_before_it_was_locked_is_made_again(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+
+    def acquire(handle: LockHandle, path: Path, **rest: Any) -> None:
+        if not swept:
+            swept.append(path)
+            path.rmdir()
+        locks.acquire(handle, path, **rest)
+
+    monkeypatch.setattr("hostweights.hwr.staging.acquire", acquire)
+    assert build(store).built
+    assert len(swept) == 1
     assert names_under(store.root / "staging") == set()
 
 

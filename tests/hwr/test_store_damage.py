@@ -25,6 +25,7 @@ from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.store_files import MAX_RECORD_BYTES
 from hostweights.hwr.identity import artifact_key
 from hostweights.hwr.lease import ArtifactLease
+from hostweights.hwr.locks import LockHandle
 from hostweights.hwr.json_records import encode_record
 from hostweights.hwr.store import LocalStore
 from hostweights.hwr.verification import verify_payload
@@ -315,6 +316,55 @@ def test_B8_a_marker_condemns_its_own_generation_only(store: LocalStore) -> None
     store.condemn(old.manifest.key, old.generation, Code.PAYLOAD_MISMATCH, "old")
     new = _rebuild_works(store)
     assert hit(store).generation == new.generation
+
+
+def test_B8_a_generation_condemned_while_a_lookup_waited_for_it_is_not_leased(store: LocalStore) -> None:
+    lease = published(store)
+    lease.close()
+    plain = PlainBudget()
+    ready = lease.directory / "READY.json"
+
+    with LockHandle(ready, os.O_RDONLY) as remover:
+        assert remover.try_lock(exclusive=True)
+
+        class Meanwhile:
+            """Condemns the generation during the first wait, then lets the lookup have its lock."""
+
+            check, remaining_s = plain.check, plain.remaining_s
+
+            def wait(self, seconds: float) -> None:
+                store.condemn(lease.manifest.key, lease.generation, Code.CHECKSUM_MISMATCH, "meanwhile")
+                remover.close()
+                plain.wait(seconds)
+
+        found = store.lookup(make_identity(), Validation.METADATA, Meanwhile(), lease_id="x")
+    assert not isinstance(found, ArtifactLease)
+    assert miss(store).condemned == 1
+
+
+def test_A7_damage_is_a_miss_and_rebuilt_although_no_marker_could_be_written(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(_open_for_damage(_published_directory(store) / PAYLOAD), 10)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "condemn", full)
+        assert miss(store).condemned == 1
+    assert _markers(store) == []
+    _rebuild_works(store)
+
+
+def test_A7_without_a_boot_id_every_full_check_is_made(
+    store: LocalStore, verifications: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    published(store)
+    monkeypatch.setattr(verified, "_BOOT_ID", tmp_path / "missing")
+    for _ in range(2):
+        hit(store, Validation.FULL).close()
+    assert len(verifications) == 2
 
 
 def test_A7_condemning_what_is_not_there_says_so(store: LocalStore) -> None:

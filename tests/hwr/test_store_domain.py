@@ -269,14 +269,17 @@ def test_T29_users_of_one_group_share_a_root_that_its_mode_gives_them(reachable:
         _AS_READER
         + """
     os.umask(int(sys.argv[4], 8))
-    for model in ("a", sys.argv[2]):
-        result = build(open_store(root), identity=make_identity(model))
-        assert_right_values(result.lease)
-        say(int(result.built))
+    store = open_store(root)
+    for model in ("shared", sys.argv[2]):
+        lease = build(store, identity=make_identity(model)).lease
+        assert_right_values(lease)
+        say(lease.generation)
+        if model == "shared":
+            store.condemn(lease.manifest.key, lease.generation, Code.CHECKSUM_MISMATCH, "the next user builds it again")
     """
     )
-    assert run_child(code, root, 65533, 54321, umask).split() == ["1", "1"]
-    assert run_child(code, root, 65534, 54321, umask).split() == ["0", "1"]
+    assert run_child(code, root, 65533, 54321, umask).split() == ["00000001", "00000001"]
+    assert run_child(code, root, 65534, 54321, umask).split() == ["00000002", "00000001"]
 
 
 def test_T25_an_unprivileged_user_publishes_condemns_and_publishes_again(reachable: Path) -> None:
