@@ -153,3 +153,40 @@ def nobody_locks(path: Path) -> bool:
     """Whether no process, this one included, holds a lock on the file."""
     with LockHandle(path, os.O_RDONLY) as lock:
         return lock.try_lock(exclusive=True)
+
+
+PAYLOAD = "weights-00001.safetensors"
+
+
+def published_directory(store: LocalStore) -> Path:
+    lease = published(store)
+    lease.close()
+    lease.directory.chmod(0o755)
+    return lease.directory
+
+
+def open_for_damage(path: Path) -> Path:
+    path.chmod(0o644)
+    return path
+
+
+def flip(path: Path, offset: int) -> None:
+    with open_for_damage(path).open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def condemned_markers(store: LocalStore) -> list[Path]:
+    return sorted((store.root / "artifacts").rglob("*.condemned.json"))
+
+
+def rebuild_works(store: LocalStore) -> ArtifactLease:
+    result = build(store)
+    assert result.built
+    assert isinstance(result.lease, ArtifactLease)
+    assert result.lease.generation == "00000002"
+    assert_right_values(result.lease)
+    result.lease.verify(PlainBudget())
+    return result.lease
