@@ -11,11 +11,11 @@ from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from . import catalog, verified
 from .contract import Miss
-from .store_files import Damage, Place, list_names, opened_directory
+from .json_records import NewerSchema
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire
 from .mapping import ArtifactMapping
-from .json_records import NewerSchema
+from .store_files import Damage, Place, list_names, opened_directory
 from .validation import Checked, check_generation, read_ready
 from .verification import verify_payload
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from ..messages.failure import Code
 from ..messages.manifest import CondemnedMarker
-from .store_files import Place, write_new_file
-from .locks import LockHandle
 from .json_records import encode_record
+from .locks import LockHandle
+from .store_files import Place, write_new_file
 
 READY_NAME: Final = "READY.json"
 MANIFEST_NAME: Final = "manifest.json"

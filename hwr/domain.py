@@ -17,6 +17,9 @@ from ..messages.budget import Budget
 from ..messages.config import WaitPolicy
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import DomainRecord
+from .json_records import NewerSchema, decode_record, encode_record
+from .locality import describe_mount, filesystem_of, mount_id_of
+from .locks import acquire, open_lock_file
 from .store_files import (
     Damage,
     Place,
@@ -28,9 +31,6 @@ from .store_files import (
     read_record,
     write_at,
 )
-from .locality import describe_mount, filesystem_of, mount_id_of
-from .locks import acquire, open_lock_file
-from .json_records import NewerSchema, decode_record, encode_record
 
 RECORD_NAME: Final = "domain.json"
 _UNFINISHED_NAME: Final = "domain.json.new"

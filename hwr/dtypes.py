@@ -1,5 +1,6 @@
-"""Dtype tags of the safetensors format and torch's dtypes, both ways."""
+"""Dtype tags of the safetensors format and torch's dtypes, both ways, and the strides of a stored tensor."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -47,3 +48,13 @@ def dtype_tag(dtype: torch.dtype, tensor: str) -> DType:
             dtype=dtype,
         )
     return tag
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, that torch gives a C-contiguous tensor of this shape."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

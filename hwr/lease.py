@@ -13,9 +13,9 @@ from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, ReadyMarker
 from .contract import Progress
-from .store_files import Damage, os_errors
 from .locks import LockHandle
 from .mapping import ArtifactMapping
+from .store_files import Damage, os_errors
 from .verification import check_size, verify_payload
 
 

@@ -21,8 +21,8 @@ import torch
 from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import BlockEntry, Manifest, TensorEntry
+from .dtypes import torch_dtype
 from .store_files import Place, os_failure
-from .torch_dtypes import TORCH_DTYPE
 
 _MADV_POPULATE_READ: Final = 22
 _CANNOT_POPULATE: Final = frozenset({errno.EINVAL, errno.ENOSYS})
@@ -78,7 +78,7 @@ class FileMapping:
 
     def _as(self, dtype: DType) -> torch.Tensor:
         item = ITEM_SIZE_BYTES[dtype]
-        return self._bytes[: self._bytes.numel() // item * item].view(TORCH_DTYPE[dtype])
+        return self._bytes[: self._bytes.numel() // item * item].view(torch_dtype(dtype))
 
 
 class ArtifactMapping:

@@ -16,7 +16,7 @@ from torch import nn
 from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import TensorKind
-from .dtypes import dtype_tag
+from .dtypes import contiguous_stride, dtype_tag
 from .module_tensors import Place, places
 from .records import ModelRecord, block_names
 
@@ -55,16 +55,6 @@ class Ownership:
     tensors: tuple[OwnedTensor, ...]
     aliases: tuple[tuple[str, str], ...]
     blocks: tuple[str, ...]
-
-
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, that torch gives a C-contiguous tensor of this shape."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:

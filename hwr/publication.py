@@ -10,11 +10,19 @@ from blake3 import blake3
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, ReadyMarker
 from .catalog import MANIFEST_NAME, READY_NAME, next_generation
-from .store_files import MAX_RECORD_BYTES, Place, list_names, make_directory, opened_directory, os_errors, write_new_file
+from .json_records import encode_record
 from .lease import ArtifactLease
 from .locks import LockHandle
 from .mapping import ArtifactMapping
-from .json_records import encode_record
+from .store_files import (
+    MAX_RECORD_BYTES,
+    Place,
+    list_names,
+    make_directory,
+    opened_directory,
+    os_errors,
+    write_new_file,
+)
 from .validation import check_structure
 
 _FILE_MODE: Final = 0o444

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
-from .store_files import Place, list_names
 from .locks import LockHandle, acquire
+from .store_files import Place, list_names
 
 _SWEEP_LIMIT_S = 60.0
 

@@ -11,13 +11,13 @@ from . import upkeep
 from .acquisition import Search, condemn_generation, lease_newest
 from .contract import BuildResult, Miss, Producer, Progress
 from .domain import Domain, Workshop, open_domain
-from .store_files import opened_directory, os_errors
 from .identity import artifact_key
 from .layout import lay_out
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
 from .publication import publish
 from .staging import staged, sweep
+from .store_files import opened_directory, os_errors
 from .upkeep import StoredGeneration
 from .writer import ArtifactWriter
 

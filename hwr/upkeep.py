@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from . import catalog
-from .store_files import Place, list_names, opened_directory, os_errors
 from .memory import processes_mapping
+from .store_files import Place, list_names, opened_directory, os_errors
 
 _OWNER_WRITABLE = 0o700
 

@@ -13,9 +13,9 @@ from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import FileEntry, Manifest, ReadyMarker
 from .catalog import MANIFEST_NAME, READY_NAME
-from .store_files import Damage, Place, open_member, read_at, read_record
-from .layout import tensor_size_bytes
 from .json_records import decode_record
+from .layout import tensor_size_bytes
+from .store_files import Damage, Place, open_member, read_at, read_record
 from .verification import check_header, check_size, pieces_by_file
 
 _MAX_HEADER_REGION_BYTES: Final = 128 * 1024**2

@@ -11,8 +11,8 @@ from ..messages.failure import Code
 from ..messages.manifest import FileEntry, Manifest
 from .contract import Progress
 from .digests import PadDigest, file_digest
-from .store_files import Damage
 from .mapping import FileMapping
+from .store_files import Damage
 
 CHUNK_BYTES: Final = 32 * 1024**2
 _PARALLEL_BYTES: Final = 4 * 1024**2

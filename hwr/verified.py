@@ -12,8 +12,8 @@ from typing import Final
 from ..messages.base import Count, Id, Record
 from ..messages.manifest import MANIFEST_SCHEMA, ReadyMarker
 from ..messages.plan import FileStamp
-from .store_files import Damage, Place, open_member, read_record, write_new_file
 from .json_records import NewerSchema, decode_record, encode_record
+from .store_files import Damage, Place, open_member, read_record, write_new_file
 
 _SUFFIX: Final = ".verified.json"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")

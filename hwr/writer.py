@@ -13,11 +13,11 @@ from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import AliasEntry, BlockEntry, FileEntry, Manifest, PadEntry, TensorEntry
 from .contract import Progress, TensorSpec
 from .digests import PadDigest, TensorDigest, content_digest, file_digest
-from .store_files import Place, os_errors, write_at
+from .dtypes import contiguous_stride, torch_dtype
 from .identity import artifact_key
 from .layout import FileLayout, Layout, Piece
 from .native import address_view, start_writeback
-from .torch_dtypes import TORCH_DTYPE
+from .store_files import Place, os_errors, write_at
 
 CHUNK_BYTES: Final = 16 * 1024**2
 _NAMED_MISSING: Final = 20
@@ -204,7 +204,7 @@ class _Source:
 
 
 def _readable(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    expected = TORCH_DTYPE[spec.dtype]
+    expected = torch_dtype(spec.dtype)
     if tuple(tensor.shape) != spec.shape or tensor.dtype != expected:
         raise _wrong(spec, f"has shape {tuple(tensor.shape)} and {tensor.dtype}, declared {spec.shape} and {expected}")
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
@@ -242,13 +242,3 @@ def _tensor_entry(piece: Piece, spec: TensorSpec, file: str, digest: str) -> Ten
         digest=digest,
         block=spec.block,
     )
-
-
-def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a C-contiguous tensor, as torch gives them (a size of 0 counts as 1)."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import Producer, Progress
-from hostweights.hwr.ownership import Ownership, contiguous_stride
+from hostweights.hwr.dtypes import contiguous_stride
+from hostweights.hwr.ownership import Ownership
 from hostweights.hwr.producers import identity_for
 from hostweights.hwr.records import ModelRecord
 from hostweights.messages.budget import Budget

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from hostweights.hwr.dtypes import contiguous_stride
 from hostweights.hwr.models.bert import BERT_ENCODER
-from hostweights.hwr.ownership import collect_ownership, contiguous_stride, ownership_digest
+from hostweights.hwr.ownership import collect_ownership, ownership_digest
 from hostweights.hwr.records import ModelRecord, generic_record
 from hostweights.hwr.skeleton import build_skeleton
 from hostweights.messages.failure import Code

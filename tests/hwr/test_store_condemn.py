@@ -7,6 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hostweights.hwr import acquisition, catalog, verified
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.identity import artifact_key
+from hostweights.hwr.lease import ArtifactLease
+from hostweights.hwr.locks import LockHandle
+from hostweights.hwr.store import LocalStore
+from hostweights.hwr.verification import verify_payload
+from hostweights.messages.config import Validation
+from hostweights.messages.failure import Code, HostWeightsError
+from hostweights.messages.manifest import Manifest
 from store_kit import (
     PAYLOAD,
     assert_right_values,
@@ -23,17 +34,6 @@ from store_kit import (
     published_directory,
     rebuild_works,
 )
-
-from hostweights.hwr import acquisition, catalog, verified
-from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.identity import artifact_key
-from hostweights.hwr.lease import ArtifactLease
-from hostweights.hwr.locks import LockHandle
-from hostweights.hwr.store import LocalStore
-from hostweights.hwr.verification import verify_payload
-from hostweights.messages.config import Validation
-from hostweights.messages.failure import Code, HostWeightsError
-from hostweights.messages.manifest import Manifest
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_kit import run_child
-from store_kit import SPECS, FixedProducer, assert_right_values, build, hit, lookup, miss, names_under, open_store, spec
 
+from child_kit import run_child
 from hostweights.hwr import locks
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import Miss, ProductionPlan
@@ -22,6 +21,7 @@ from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import Validation
 from hostweights.messages.dtypes import DType
 from hostweights.messages.failure import Code, HostWeightsError
+from store_kit import SPECS, FixedProducer, assert_right_values, build, hit, lookup, miss, names_under, open_store, spec
 
 STEPS = "mkdir open posix_fallocate pwrite fchmod chmod fsync rename listdir close rmdir unlink"
 

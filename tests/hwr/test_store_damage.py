@@ -8,6 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from blake3 import blake3
+
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.json_records import encode_record
+from hostweights.hwr.store import LocalStore
+from hostweights.hwr.store_files import MAX_RECORD_BYTES
+from hostweights.messages.config import Validation
+from hostweights.messages.failure import Code, HostWeightsError
+from hostweights.messages.manifest import Manifest, ReadyMarker
 from store_kit import (
     PAYLOAD,
     build,
@@ -21,14 +29,6 @@ from store_kit import (
     published_directory,
     rebuild_works,
 )
-
-from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.store_files import MAX_RECORD_BYTES
-from hostweights.hwr.json_records import encode_record
-from hostweights.hwr.store import LocalStore
-from hostweights.messages.config import Validation
-from hostweights.messages.failure import Code, HostWeightsError
-from hostweights.messages.manifest import Manifest, ReadyMarker
 
 
 @pytest.fixture

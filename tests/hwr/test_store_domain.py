@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from child_kit import run_child
-from store_kit import names_under, open_store, published
 
+from child_kit import run_child
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import WaitPolicy
 from hostweights.messages.failure import Code, HostWeightsError
+from store_kit import names_under, open_store, published
 
 
 def _refusal(root: Path) -> HostWeightsError:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from store_kit import make_identity
 
 from hostweights.hwr.identity import artifact_key, canonical
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.identity import AdaptationIdentity, AdaptationKind, ArtifactIdentity, LayoutIdentity
+from store_kit import make_identity
 
 GOLDEN_KEY = "b3e5210d21e84d2b107dd9e8269b38cb4bb5381adbafb46a48b661cf2de18ddd"
 

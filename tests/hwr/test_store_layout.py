@@ -3,13 +3,13 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_kit import spec
 
 from hostweights.hwr.contract import ProductionPlan, TensorSpec
 from hostweights.hwr.header import build_header
 from hostweights.hwr.layout import PAD_PREFIX, Layout, lay_out, tensor_size_bytes
 from hostweights.messages.dtypes import DType
 from hostweights.messages.failure import Code, HostWeightsError
+from store_kit import spec
 
 
 @st.composite

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from child_kit import Child, run_child
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.contract import TensorSpec
+from hostweights.hwr.lease import ArtifactLease
+from hostweights.hwr.store import LocalStore
+from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import (
     SPECS,
     assert_right_values,
@@ -18,12 +24,6 @@ from store_kit import (
     published,
     same_bytes,
 )
-
-from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.contract import TensorSpec
-from hostweights.hwr.lease import ArtifactLease
-from hostweights.hwr.store import LocalStore
-from hostweights.messages.failure import Code, HostWeightsError
 
 
 @pytest.fixture

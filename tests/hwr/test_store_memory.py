@@ -2,11 +2,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from child_kit import Child
-from store_kit import FixedProducer, build, open_store, spec
-
 from hostweights.hwr.contract import ProductionPlan
 from hostweights.hwr.memory import MappedMemory, mapped_memory, parse_smaps, process_memory, sum_areas, trim
 from hostweights.messages.dtypes import DType
+from store_kit import FixedProducer, build, open_store, spec
 
 SMAPS = """\
 7f0000000000-7f0000002000 r--s 00000000 08:01 42                         /srv/root/artifacts/a/w 1.safetensors

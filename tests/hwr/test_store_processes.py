@@ -6,7 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
 from child_kit import Child
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.store import LocalStore
+from hostweights.messages.config import Validation, WaitPolicy
+from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import (
     FixedProducer,
     assert_right_values,
@@ -18,11 +23,6 @@ from store_kit import (
     open_store,
     published,
 )
-
-from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.store import LocalStore
-from hostweights.messages.config import Validation, WaitPolicy
-from hostweights.messages.failure import Code, HostWeightsError
 
 
 @pytest.fixture

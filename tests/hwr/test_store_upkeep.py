@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from child_kit import Child, run_child
-from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store, published
 
+from child_kit import Child, run_child
 from hostweights.hwr.memory import processes_mapping
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.failure import Code, HostWeightsError
+from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store, published
 
 
 @pytest.fixture

@@ -5,6 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.contract import Producer, ProductionPlan
+from hostweights.hwr.digests import TensorDigest
+from hostweights.hwr.native import address_view
+from hostweights.hwr.store import LocalStore
+from hostweights.hwr.writer import CHUNK_BYTES
+from hostweights.messages.budget import Budget
+from hostweights.messages.config import Validation
+from hostweights.messages.dtypes import DType
+from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import (
     SPECS,
     FixedProducer,
@@ -20,17 +31,6 @@ from store_kit import (
     same_bytes,
     spec,
 )
-
-from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.contract import Producer, ProductionPlan
-from hostweights.hwr.digests import TensorDigest
-from hostweights.hwr.native import address_view
-from hostweights.hwr.store import LocalStore
-from hostweights.hwr.writer import CHUNK_BYTES
-from hostweights.messages.budget import Budget
-from hostweights.messages.config import Validation
-from hostweights.messages.dtypes import DType
-from hostweights.messages.failure import Code, HostWeightsError
 
 
 @pytest.fixture

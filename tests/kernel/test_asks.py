@@ -1,7 +1,7 @@
 """Order, one at a time, and every ask ends exactly once."""
 
 # handlers and fakes keep the protocol's signature; cases are named by their number; polling is by loop pass
-# ruff: noqa: ARG001, N802
+# ruff: noqa: ARG001
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """The journal: framing that notices any damage, and writing that never disturbs the actors."""
 
-# ruff: noqa: ARG002, N802 - fakes keep the protocol's signature; cases are named by their number
+# ruff: noqa: ARG002 - fakes keep the protocol's signature; cases are named by their number
 import asyncio
 import os
 from pathlib import Path

@@ -3,7 +3,7 @@
 The golden journals were written by this file's ``record`` (``python tests/kernel/test_replay.py`` writes them anew).
 """
 
-# ruff: noqa: ARG002, N802 - fakes keep the protocol's signature; cases are named by their number
+# ruff: noqa: ARG002 - fakes keep the protocol's signature; cases are named by their number
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

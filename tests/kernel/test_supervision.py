@@ -1,7 +1,7 @@
 """Crashes: what is decided, what restarts, what survives, and how the system ends when it must."""
 
 # handlers and fakes keep the protocol's signature; cases are named by their number; polling is by loop pass
-# ruff: noqa: ARG001, ARG002, ASYNC110, N802, PT012
+# ruff: noqa: ARG001, ARG002, ASYNC110, PT012
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """The system as a whole: closing, events, statistics, nothing left over, any loop."""
 
-# ruff: noqa: ARG001, ARG002, ASYNC110, N802 - the protocol's signature; polling is by loop pass; case numbers
+# ruff: noqa: ARG001, ARG002, ASYNC110 - the protocol's signature; polling is by loop pass; case numbers
 import asyncio
 import gc
 import threading

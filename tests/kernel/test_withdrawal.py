@@ -1,7 +1,7 @@
 """Cancels, critical sections and blocking work: nothing is torn, nothing is left behind."""
 
 # handlers and fakes keep the protocol's signature; cases are named by their number; polling is by loop pass
-# ruff: noqa: ARG001, ARG002, ARG005, ASYNC110, N802
+# ruff: noqa: ARG001, ARG002, ARG005, ASYNC110
 
 import asyncio
 import threading

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from child_kit import run_child, say, wait_for_parent
 
+from child_kit import run_child, say, wait_for_parent
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import BuildResult, Miss, Producer, ProductionPlan, TensorSpec
+from hostweights.hwr.dtypes import torch_dtype
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.locks import LockHandle
 from hostweights.hwr.store import LocalStore
-from hostweights.hwr.torch_dtypes import TORCH_DTYPE
 from hostweights.messages.budget import Budget
 from hostweights.messages.config import Validation, WaitPolicy
 from hostweights.messages.dtypes import DType
@@ -51,7 +51,7 @@ def spec(name: str, shape: Sequence[int], dtype: DType = DType.F32, block: int |
 
 def make_tensor(of: TensorSpec) -> torch.Tensor:
     """Deterministic bytes for a spec, the same in every process."""
-    dtype = TORCH_DTYPE[of.dtype]
+    dtype = torch_dtype(of.dtype)
     count = torch.Size(of.shape).numel() * dtype.itemsize
     generator = torch.Generator().manual_seed(zlib.crc32(of.name.encode()))
     high = 2 if of.dtype is DType.BOOL else 60
@@ -127,7 +127,7 @@ def assert_right_values(lease: ArtifactLease, specs: Sequence[TensorSpec] = SPEC
     for of in specs:
         for tensor in (lease.shared(of.name), lease.tensor(of.name)):
             assert tensor.shape == of.shape
-            assert tensor.dtype == TORCH_DTYPE[of.dtype]
+            assert tensor.dtype == torch_dtype(of.dtype)
             assert same_bytes(tensor, make_tensor(of)), of.name
 
 

@@ -152,8 +152,9 @@ def _run(code: str, arguments: tuple[str, ...], fds: tuple[int, int, int]) -> No
 
 
 if __name__ == "__main__":
-    import store_kit
     import torch
+
+    import store_kit
 
     torch.set_num_threads(1)
     store_kit.warm_up()
