@@ -1,1 +1,21 @@
-"""."""
+"""Distributed layerwise offload: a model's blocks, streamed through a few device slots."""
+
+from .backing import LeaseBacking, LeasedBlock, LeasedTensors, PrivateBacking, leased_blocks
+from .devices import CpuDevice, open_device
+from .discovery import Block, BlockMap, discover
+from .streamer import RingSizes, Streamer
+
+__all__ = [
+    "Block",
+    "BlockMap",
+    "CpuDevice",
+    "LeaseBacking",
+    "LeasedBlock",
+    "LeasedTensors",
+    "PrivateBacking",
+    "RingSizes",
+    "Streamer",
+    "discover",
+    "leased_blocks",
+    "open_device",
+]

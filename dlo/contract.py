@@ -21,12 +21,18 @@ class Event(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Block the calling thread until the stream has passed this point; raises what the work before it raised."""
+        """Block the calling thread until the stream has passed this point.
+
+        Raises what the work between the stream's previous event and this one raised, if any did.
+        """
         ...
 
 
 class Stream(Protocol):
-    """Work in first-in-first-out order, asynchronous to the caller."""
+    """Work in first-in-first-out order, asynchronous to the caller.
+
+    After a failure the work up to the next event is left out: that event carries the failure, later work is done again.
+    """
 
     @property
     def name(self) -> str:
@@ -38,7 +44,10 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Make work submitted from now on start only after ``event``; does not block the caller."""
+        """Make work submitted from now on start only after ``event``; does not block the caller.
+
+        If ``event`` stands for failed work, the work after this call fails with it.
+        """
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -51,6 +60,10 @@ class Stream(Protocol):
 
     def run(self, work: Callable[[], None]) -> None:
         """Run host work (packing) in stream order, off the calling thread."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was submitted and end the stream; submitting afterwards raises. Idempotent, raises no failure."""
         ...
 
 
@@ -72,7 +85,7 @@ class Device(Protocol):
         ...
 
     def stream(self, name: str) -> Stream:
-        """Make a stream; it ends with ``close``."""
+        """Make a stream; it ends with its own ``close`` or the device's."""
         ...
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
@@ -84,7 +97,10 @@ class Device(Protocol):
         ...
 
     def compute_wait(self, event: Event) -> float:
-        """Make compute launched from now on start after ``event``; returns the seconds the caller was blocked."""
+        """Make compute launched from now on start after ``event``; returns the seconds the caller was blocked.
+
+        Raises what ``event.synchronize`` would, as far as the failure is known without blocking longer.
+        """
         ...
 
     def compute_record(self) -> Event:
@@ -96,7 +112,10 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Synchronize and end all streams and threads. Idempotent. Memory handed out stays valid."""
+        """Finish all streams and end them and their threads. Idempotent, raises no failure of their work.
+
+        Memory handed out stays valid.
+        """
         ...
 
 

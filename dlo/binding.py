@@ -1,0 +1,109 @@
+"""What a block's parameters hold: a slot's views while the block is used, their host tensors otherwise."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ..messages.failure import Code, Stage, error
+from ..messages.plan import BlockPlan
+from .layout import check_matches
+
+
+class BlockBinding:
+    """The streamed parameters of one block. Not thread-safe: the driver's lock guards it.
+
+    Parameter objects keep their identity; only ``data`` changes, to views that exist already.
+    """
+
+    def __init__(self, path: str, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
+        self.path = path
+        self._names = tuple(names)
+        self._parameters = tuple(parameters)
+        self._parked: tuple[torch.Tensor, ...] = tuple(parameter.data for parameter in parameters)
+        self._bound: Sequence[torch.Tensor] | None = None
+        self._seen = self._fingerprint()
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The streamed parameters."""
+        return self._parameters
+
+    @property
+    def bound(self) -> bool:
+        """Whether the parameters show a slot."""
+        return self._bound is not None
+
+    def arrange(self, plan: BlockPlan, parked: Sequence[torch.Tensor]) -> tuple[BlockPlan, tuple[torch.Tensor, ...]]:
+        """A backing's plan and host tensors in this binding's order of names.
+
+        Raises HostWeightsError: coverage_incomplete if a parameter is missing, shape_mismatch if one differs.
+        """
+        place = {tensor.name: index for index, tensor in enumerate(plan.tensors)}
+        for name, current in zip(self._names, self._parked, strict=True):
+            if name not in place:
+                raise error(
+                    Stage.TRANSPORT,
+                    Code.COVERAGE_INCOMPLETE,
+                    f"the backing's block {plan.name!r} has no parameter {name!r}, which block {self.path!r} streams",
+                    tensor=name,
+                )
+            check_matches(plan.tensors[place[name]], current)
+            check_matches(plan.tensors[place[name]], parked[place[name]])
+        order = [place[name] for name in self._names]
+        tensors = tuple(plan.tensors[index] for index in order)
+        arranged = BlockPlan(name=plan.name, size_bytes=plan.size_bytes, tensors=tensors)
+        return arranged, tuple(parked[index] for index in order)
+
+    def bind(self, views: Sequence[torch.Tensor]) -> None:
+        """Show a slot."""
+        if self._bound is not views:
+            for parameter, view in zip(self._parameters, views, strict=True):
+                parameter.data = view
+            self._bound = views
+
+    def park(self) -> None:
+        """Show the host tensors, whatever is shown now."""
+        for parameter, tensor in zip(self._parameters, self._parked, strict=True):
+            parameter.data = tensor
+        self._bound = None
+        self._seen = self._fingerprint()
+
+    def move_home(self, parked: Sequence[torch.Tensor]) -> None:
+        """Change the host tensors; a block in use shows them after its use."""
+        self._parked = tuple(parked)
+        if self._bound is None:
+            self.park()
+
+    def drop(self) -> None:
+        """Let go of all storage."""
+        self.move_home([tensor.new_empty(0) for tensor in self._parked])
+
+    def check_untouched(self) -> None:
+        """Raise HostWeightsError(unsupported) if somebody replaced or wrote the parameters since they were parked.
+
+        Such a change would be lost: what computes is the published bytes. A write through ``data`` is not seen.
+        """
+        if self._bound is None and self._seen != self._fingerprint():
+            raise error(
+                Stage.TRANSPORT,
+                Code.UNSUPPORTED,
+                f"parameters of block {self.path!r} ({self._names[0]!r}, ...) were moved, converted or written while "
+                "the block is streamed, and the change would have no effect: detach the model (not terminal), change "
+                "it, then attach it again",
+                block=self.path,
+            )
+
+    def at_home(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The host tensor of a streamed parameter's current value; any other tensor is given back as it is."""
+        if self._bound is not None:
+            for view, parked in zip(self._bound, self._parked, strict=True):
+                if view.data_ptr() == tensor.data_ptr():
+                    return parked
+        return tensor
+
+    def _fingerprint(self) -> list[int]:
+        # A parameter's version counter rises with each in-place write and not when ``data`` is set.
+        prints = [parameter.data_ptr() for parameter in self._parameters]
+        prints += [0 if parameter.is_inference() else parameter._version for parameter in self._parameters]  # noqa: SLF001 - no public name
+        return prints

@@ -1,0 +1,242 @@
+"""The cpu device: streams are worker threads, copies are real, compute is the calling thread.
+
+Everything that another device does asynchronously is asynchronous here too, so the transport above meets the same
+hazards. A worker thread ends by itself after a short idle time and comes back with the next work: an unclosed device
+neither keeps the interpreter from exiting nor needs a daemon thread.
+"""
+
+import ctypes
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from ...messages.failure import Code, Stage, error
+from ..contract import Event
+from ..layout import round_up
+
+SLOT_ALIGNMENT_BYTES = 256
+IDLE_S = 1.0
+
+
+class CpuEvent:
+    """A point in a stream, reached once."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._failure: BaseException | None = None
+
+    def reach(self, failure: BaseException | None) -> None:
+        """The stream is here."""
+        self._failure = failure
+        self._reached.set()
+
+    def done(self) -> bool:
+        """Whether the stream has passed this point."""
+        return self._reached.is_set()
+
+    def synchronize(self) -> None:
+        """Block until the stream has passed this point; raises the failure of the work it stands for."""
+        self._reached.wait()
+        if self._failure is not None:
+            raise self._failure
+
+
+class CpuStream:
+    """Work items run one after the other on one thread."""
+
+    def __init__(self, name: str, failed: Callable[[BaseException], None]) -> None:
+        self._name = name
+        self._failed = failed
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._failure: BaseException | None = None  # of the work since the last event; the worker's own
+
+    @property
+    def name(self) -> str:
+        """For traces and errors."""
+        return self._name
+
+    def record(self) -> Event:
+        """Mark the point after everything submitted so far."""
+        event = CpuEvent()
+
+        def reach() -> None:
+            failure, self._failure = self._failure, None
+            event.reach(failure)
+
+        self._submit(reach)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Hold later work back until ``event``."""
+        self._submit(lambda: self._perform(event.synchronize, news=False))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes with the interpreter lock released; both tensors are kept until that is done."""
+        size_bytes = _copy_size(target, source)
+
+        def move() -> None:
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), size_bytes)
+
+        self.run(move)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run host work in stream order."""
+        self._submit(lambda: self._perform(work, news=True))
+
+    def close(self) -> None:
+        """Finish what was submitted and join the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def drain(self) -> None:
+        """Block until everything submitted so far is done; failures stay for the event they belong to."""
+        idle = threading.Event()
+        with self._changed:
+            if self._thread is None:
+                return
+            self._work.append(idle.set)
+            self._changed.notify()
+        idle.wait()
+
+    def _submit(self, item: Callable[[], None]) -> None:
+        with self._changed:
+            if self._closed:
+                raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"stream {self._name!r} is closed")
+            self._work.append(item)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def _serve(self) -> None:
+        while (item := self._next()) is not None:
+            item()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._work:
+                if self._closed or not (self._changed.wait(IDLE_S) or self._work):
+                    self._thread = None
+                    return None
+            return self._work.popleft()
+
+    def _perform(self, work: Callable[[], None], *, news: bool) -> None:
+        if self._failure is not None:
+            return
+        try:
+            work()
+        except BaseException as exc:  # noqa: BLE001 - kept, and raised where the work's event is waited for
+            self._failure = exc
+            if news:
+                self._failed(exc)
+
+
+class CpuDevice:
+    """Computes in place: slots are ordinary memory, the compute stream is whichever thread calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams: list[CpuStream] = []
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._now = CpuEvent()
+        self._now.reach(None)
+
+    @property
+    def name(self) -> str:
+        """Always ``cpu``."""
+        return "cpu"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where slots live."""
+        return torch.device("cpu")
+
+    def stream(self, name: str) -> CpuStream:
+        """Make a stream; its thread starts with its first work."""
+        with self._lock:
+            if self._closed:
+                raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, "the cpu device is closed; open it again")
+            self._streams = [stream for stream in self._streams if not stream.closed]
+            stream = CpuStream(name, self._keep)
+            self._streams.append(stream)
+            return stream
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Memory that starts at a multiple of 256 bytes."""
+        memory = torch.empty(size_bytes + SLOT_ALIGNMENT_BYTES, dtype=torch.uint8)
+        start = round_up(memory.data_ptr(), SLOT_ALIGNMENT_BYTES) - memory.data_ptr()
+        return memory[start : start + size_bytes]
+
+    def allocate_staging(self, size_bytes: int) -> torch.Tensor:
+        """Ordinary memory."""
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def compute_wait(self, event: Event) -> float:
+        """Block the calling thread, which is the compute stream."""
+        if event.done():
+            event.synchronize()
+            return 0.0
+        began_s = time.perf_counter()
+        event.synchronize()
+        return time.perf_counter() - began_s
+
+    def compute_record(self) -> Event:
+        """What the calling thread computed is done when it gets here."""
+        return self._now
+
+    def synchronize(self) -> None:
+        """Wait for every stream, then raise the first failure since the last call."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.drain()
+        with self._lock:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """End all streams and join their threads."""
+        with self._lock:
+            self._closed = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def _keep(self, failure: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or failure
+
+
+def _copy_size(target: torch.Tensor, source: torch.Tensor) -> int:
+    for tensor in (target, source):
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
+            raise error(
+                Stage.TRANSPORT,
+                Code.COPY_FAILED,
+                f"a copy moves contiguous uint8 of one dimension, not {tensor.dtype} of shape {tuple(tensor.shape)}",
+            )
+    if target.numel() != source.numel():
+        raise error(
+            Stage.TRANSPORT,
+            Code.COPY_FAILED,
+            f"a copy of {source.numel()} bytes into {target.numel()} bytes: both ends must be equally long",
+        )
+    return source.numel()

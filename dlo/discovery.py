@@ -1,0 +1,175 @@
+"""Which modules of a model are its blocks, and which of their parameters travel.
+
+A declaration by the caller is first, the class attribute ``_hostweights_blocks`` next, a guess last.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from .layout import why_not_streamable
+
+CLASS_ATTRIBUTE = "_hostweights_blocks"
+SMALLEST_STACK = 1 / 16
+"""A guessed stack holds at least this share of the largest one's bytes; smaller lists stay resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A module whose parameters travel together: its path and theirs, in definition order, relative to the root."""
+
+    path: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """A model's blocks in definition order; ``resident`` names block parameters that do not travel, with the reason.
+
+    Buffers and everything outside the blocks are resident too and are not listed.
+    """
+
+    blocks: tuple[Block, ...]
+    resident: tuple[tuple[str, str], ...]
+    found_by: str
+
+
+def discover(module: nn.Module, declared: Sequence[str] = ()) -> BlockMap:
+    """Find the blocks of ``module``; changes nothing.
+
+    A declared path names a list of blocks (ModuleList, ModuleDict, Sequential) or one block. A member that is itself
+    a ModuleList or ModuleDict, and so is never called, stands for its members. Blocks without a parameter of their
+    own are left out.
+
+    Raises HostWeightsError: blocks_not_found says what was looked for; ownership_ambiguous if one block lies in
+    another.
+    """
+    if declared:
+        stacks, found_by = _declared(module, "", declared), "declaration"
+    elif by_class := _by_class(module):
+        stacks, found_by = by_class, f"class attribute {CLASS_ATTRIBUTE}"
+    else:
+        stacks, found_by = _guess(module), "the largest lists of modules"
+    paths = _blocks_of(module, stacks)
+    _refuse_nested(paths)
+    blocks, resident = _ownership(module, paths)
+    if not blocks:
+        looked = ", ".join(repr(stack) for stack in stacks) or "every ModuleList"
+        raise error(
+            Stage.PLANNING,
+            Code.BLOCKS_NOT_FOUND,
+            f"{type(module).__name__} has no block with parameters of its own: looked by {found_by} at {looked}; "
+            f"declare the paths of its block lists or set {CLASS_ATTRIBUTE} on its class",
+            looked_at=looked,
+        )
+    return BlockMap(blocks=blocks, resident=resident, found_by=found_by)
+
+
+def _declared(module: nn.Module, prefix: str, declared: Sequence[str]) -> list[str]:
+    """Check that the paths exist and make them relative to the root."""
+    for path in declared:
+        try:
+            found = module.get_submodule(path) if path else None
+        except AttributeError:
+            found = None
+        if found is None:
+            children = ", ".join(name for name, _ in module.named_children()) or "none"
+            raise error(
+                Stage.PLANNING,
+                Code.BLOCKS_NOT_FOUND,
+                f"{type(module).__name__} has no module at the declared path {path!r}; its children are: {children}",
+                path=path,
+            )
+    return [f"{prefix}{path}" for path in declared]
+
+
+def _by_class(module: nn.Module) -> list[str]:
+    """What the root's class declares, or else all that its parts' classes declare."""
+    stacks: list[str] = []
+    for path, part in module.named_modules():
+        declared: object = getattr(type(part), CLASS_ATTRIBUTE, None)
+        if declared is None:
+            continue
+        if not isinstance(declared, list | tuple) or not all(isinstance(entry, str) for entry in declared):
+            raise error(
+                Stage.PLANNING,
+                Code.BLOCKS_NOT_FOUND,
+                f"{type(part).__name__}.{CLASS_ATTRIBUTE} is {declared!r}; a tuple of module paths was expected",
+            )
+        stacks += _declared(part, f"{path}." if path else "", [str(entry) for entry in declared])
+        if not path:
+            break
+    return stacks
+
+
+def _guess(module: nn.Module) -> list[str]:
+    """The outermost module lists that hold a fair share of the parameters."""
+    sizes: dict[str, int] = {}
+    for path, part in module.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in sizes)
+        if path and isinstance(part, nn.ModuleList) and not inside:
+            sizes[path] = sum(parameter.nbytes for parameter in part.parameters())
+    largest = max(sizes.values(), default=0)
+    return [path for path, size in sizes.items() if size and size >= largest * SMALLEST_STACK]
+
+
+def _blocks_of(module: nn.Module, stacks: Sequence[str]) -> list[str]:
+    paths: list[str] = []
+    for stack in stacks:
+        part = module.get_submodule(stack)
+        if isinstance(part, nn.Sequential):
+            paths += [f"{stack}.{name}" for name, _ in part.named_children()]
+        else:
+            paths += _expand(stack, part)
+    return paths
+
+
+def _expand(path: str, part: nn.Module) -> Iterator[str]:
+    if isinstance(part, nn.ModuleList | nn.ModuleDict):
+        for name, member in part.named_children():
+            yield from _expand(f"{path}.{name}", member)
+    else:
+        yield path
+
+
+def _refuse_nested(paths: Sequence[str]) -> None:
+    for outer in paths:
+        for inner in paths:
+            if inner.startswith(f"{outer}."):
+                raise _ambiguous(f"block {inner!r} lies inside block {outer!r}; declare one of them")
+    if len(set(paths)) != len(paths):
+        raise _ambiguous(f"a block is declared twice: {', '.join(paths)}")
+
+
+def _ownership(module: nn.Module, paths: Sequence[str]) -> tuple[tuple[Block, ...], tuple[tuple[str, str], ...]]:
+    """Give each parameter to the one block that has it alone; the others stay resident."""
+    outside = 0
+    owners: dict[int, set[int]] = {}
+    by_prefix = {f"{path}.": id(module.get_submodule(path)) for path in paths}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owner = next((block for prefix, block in by_prefix.items() if name.startswith(prefix)), outside)
+        owners.setdefault(id(parameter), set()).add(owner)
+    blocks: list[Block] = []
+    resident: list[tuple[str, str]] = []
+    seen: set[int] = set()
+    for path in paths:
+        part = module.get_submodule(path)
+        if id(part) in seen:
+            continue  # the same block at two places: one block, used twice
+        seen.add(id(part))
+        travelling: list[str] = []
+        for name, parameter in part.named_parameters(prefix=path):
+            reason = "is shared" if len(owners[id(parameter)]) > 1 else why_not_streamable(parameter.data)
+            if reason is None:
+                travelling.append(name)
+            else:
+                resident.append((name, reason))
+        if travelling:
+            blocks.append(Block(path, tuple(travelling)))
+    return tuple(blocks), tuple(resident)
+
+
+def _ambiguous(text: str) -> HostWeightsError:
+    return error(Stage.PLANNING, Code.OWNERSHIP_AMBIGUOUS, text)

@@ -1,0 +1,318 @@
+"""Drives a slot ring: issues the copies it asks for, orders them against compute, shows slots to parameters.
+
+Per block there are two event operations and one copy. Nothing here knows the device: the order between copies and
+compute is made of events alone.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ..messages.budget import Budget
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from ..messages.plan import BlockPlan
+from ..messages.transport import RingStats
+from .binding import BlockBinding
+from .contract import Device, Event, HostBacking
+from .layout import views
+from .ring import Fill, Ring, Use
+from .transfer import Transfer, open_transfer, settle
+
+DRAIN_POLL_S = 0.05
+
+
+class SlotState:
+    """A slot's memory, the event of the copy into it, and the events of the compute that read it since."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.block: int | None = None  # whose copy was issued whole; an interrupt between ring and copy leaves None
+        self.views: Sequence[torch.Tensor] = ()
+        self.filled: Event | None = None
+        self.readers: list[Event] = []
+
+    def read_until(self, event: Event) -> None:
+        """Compute that reads the slot ends at ``event``; readers that have ended are dropped."""
+        if self.readers:
+            self.readers = [reader for reader in self.readers if not reader.done()]
+        self.readers.append(event)
+
+
+class FailedEvent:
+    """Stands for a copy that could not even be issued."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def done(self) -> bool:
+        """It is over."""
+        return True
+
+    def synchronize(self) -> None:
+        """Raise why."""
+        raise self._failure
+
+
+class RingDriver:
+    """The ring of one attached model. Safe to call from any thread.
+
+    ``enter`` and ``leave`` are the hot path; a thread waits for a copy without holding the lock, so ``stats``,
+    ``announce`` and ``rebase`` never wait for one.
+    """
+
+    def __init__(
+        self, device: Device, backing: HostBacking, bindings: Sequence[BlockBinding], *, slots: int, slot_bytes: int
+    ) -> None:
+        self._device = device
+        self._backing = backing
+        self._bindings = tuple(bindings)
+        self._ring = Ring(len(self._bindings), slots)
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._closed = False
+        self._stalls = 0
+        self._stall_s = 0.0
+        self._copied_bytes = 0
+        self._freed = False
+        self._threads: dict[int, int] = {}  # of the uses under way, by the use's id
+        self._views: dict[tuple[int, int], Sequence[torch.Tensor]] = {}
+        self._plans, parked = self._arranged(backing)
+        self._slots = [SlotState(device.allocate(slot_bytes)) for _ in range(slots)]
+        self._copies = device.stream("copies")
+        try:
+            self._transfer = self._open_transfer(backing)
+        except BaseException:
+            self._copies.close()
+            raise
+        for binding, tensors in zip(self._bindings, parked, strict=True):
+            binding.move_home(tensors)
+
+    def enter(self, use: Use) -> None:
+        """Show the block's slot to its parameters and order compute after its copy; ``leave`` must follow always.
+
+        Does nothing once the driver is closed. Raises HostWeightsError: copy_failed (retryable) if the block's bytes
+        could not be brought; slots_exhausted; unsupported if its parameters were changed meanwhile.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            binding = self._bindings[use.block]
+            binding.check_untouched()
+            fill = self._ring.acquire(use)
+            self._threads[id(use)] = threading.get_ident()
+            state = self._slots[fill.slot]
+            if fill.must_copy or state.block != fill.block:
+                self._issue(fill)
+            self._prefetch()
+            filled = state.filled
+        blocked_s = self._wait(use, binding, filled)
+        with self._lock:
+            if fill.must_copy or blocked_s > 0.0:
+                self._stalls += 1
+                self._stall_s += blocked_s
+            binding.bind(state.views)
+
+    def leave(self, use: Use) -> None:
+        """End a use: mark where compute stops reading the slot and, after the last use, show the host tensors.
+
+        Harmless for a use that holds nothing, so it can be repeated when an interrupt tears it.
+        """
+        if use.slot is None:
+            return
+        event = self._device.compute_record()
+        with self._lock:
+            slot = use.slot
+            self._slots[slot].read_until(event)
+            self._threads.pop(id(use), None)
+            if self._ring.release(use):
+                if self._ring.holder(use.block) in (slot, None):
+                    self._bindings[use.block].park()
+                self._idle.notify_all()
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """A forward of the whole model: tells the ring where it begins and ends."""
+        with self._lock:
+            self._ring.order.begin()
+        completed = False
+        try:
+            yield
+            completed = True
+        finally:
+            with self._lock:
+                self._ring.order.end(completed)
+                self._prefetch()
+
+    def prefetch(self) -> None:
+        """Start the copies of the blocks that are expected first."""
+        with self._lock:
+            self._prefetch()
+
+    def announce(self, forwards: int) -> None:
+        """Say how many forwards will begin from now on."""
+        with self._lock:
+            self._ring.order.announce(forwards)
+
+    def stats(self) -> RingStats:
+        """The counters, all of one moment."""
+        with self._lock:
+            ring = self._ring
+            return RingStats(
+                forwards=ring.order.forwards,
+                copies=ring.copies,
+                hits=ring.hits,
+                stalls=self._stalls,
+                wrong_guesses=ring.wrong_guesses,
+                copied_bytes=self._copied_bytes,
+                stall_s=self._stall_s,
+            )
+
+    def host_values(self, block: int, state_dict: dict[str, object], prefix: str) -> None:
+        """Replace tensors over a slot in a state dict by the host tensors of equal value, which stay valid."""
+        with self._lock:
+            binding = self._bindings[block]
+            if binding.bound:
+                for name, value in state_dict.items():
+                    if name.startswith(prefix) and isinstance(value, torch.Tensor):
+                        state_dict[name] = binding.at_home(value)
+
+    def rebase(self, backing: HostBacking) -> None:
+        """Take later copies from ``backing``, which holds equal bytes, and close the old backing after its last copy.
+
+        Blocks that are in a slot or on their way stay there. The caller has checked that the blocks fit.
+        """
+        plans, parked = self._arranged(backing)
+        transfer = self._open_transfer(backing)
+        with self._lock:
+            if self._closed:
+                transfer.close()
+                raise _not_attached()
+            self._check_untouched(transfer)
+            old_backing, self._backing = self._backing, backing
+            old_transfer, self._transfer = self._transfer, transfer
+            self._plans = plans
+            self._views.clear()
+            for binding, tensors in zip(self._bindings, parked, strict=True):
+                binding.move_home(tensors)
+            last_copy = self._copies.record()
+        settle(last_copy)
+        old_transfer.close()
+        old_backing.close()
+
+    def close(self, terminal: bool, budget: Budget | None) -> None:
+        """Wait until no block is in use, drain, show host tensors (or drop them) and free the slots.
+
+        Blocks entered meanwhile are not streamed. Idempotent; after an error from the budget it can be called again.
+        """
+        with self._lock:
+            if self._freed:
+                return
+            if threading.get_ident() in self._threads.values():
+                raise _inside()
+            self._closed = True
+            while self._ring.in_use():
+                if budget is not None:
+                    budget.check()
+                self._idle.wait(DRAIN_POLL_S)
+            self._freed = True
+        self._end_copies()
+        for state in self._slots:
+            for event in state.readers:
+                settle(event)
+        for binding in self._bindings:
+            binding.drop() if terminal else binding.park()
+        self._slots, self._views = [], {}
+        self._backing.close()
+
+    def abandon(self) -> None:
+        """End what the driver started, without closing the backing: the attach that made it failed."""
+        with self._lock:
+            self._closed = self._freed = True
+        self._end_copies()
+
+    def _end_copies(self) -> None:
+        self._copies.close()
+        self._transfer.close()
+
+    def _check_untouched(self, transfer: Transfer) -> None:
+        try:
+            for binding in self._bindings:
+                binding.check_untouched()
+        except BaseException:
+            transfer.close()
+            raise
+
+    def _open_transfer(self, backing: HostBacking) -> Transfer:
+        with torch.inference_mode(mode=False):
+            return open_transfer(backing, self._device, self._copies)
+
+    def _arranged(self, backing: HostBacking) -> tuple[list[BlockPlan], list[Sequence[torch.Tensor]]]:
+        """The backing's plans and host tensors in the order of the bindings' parameters."""
+        pairs = [
+            binding.arrange(plan, backing.parked(block))
+            for block, (binding, plan) in enumerate(zip(self._bindings, backing.blocks, strict=True))
+        ]
+        return [plan for plan, _ in pairs], [parked for _, parked in pairs]
+
+    def _prefetch(self) -> None:
+        while not self._closed and (fill := self._ring.prefetch()) is not None:
+            self._issue(fill)
+
+    def _issue(self, fill: Fill) -> None:
+        """Start the copy of a block; a failure is kept for whoever wants the block."""
+        state = self._slots[fill.slot]
+        state.block = None
+        try:
+            state.views = self._slot_views(fill)
+            state.filled = self._transfer.issue(fill.block, state.memory, state.readers)
+        except Exception as exc:  # noqa: BLE001 - a prefetch must not fail the block that happens to run
+            state.filled = FailedEvent(exc)
+        else:
+            state.readers = []
+            self._copied_bytes += self._plans[fill.block].size_bytes
+        state.block = fill.block
+
+    def _slot_views(self, fill: Fill) -> Sequence[torch.Tensor]:
+        key = (fill.block, fill.slot)
+        made = self._views.get(key)
+        if made is None:
+            with torch.inference_mode(mode=False):
+                made = views(self._slots[fill.slot].memory, self._plans[fill.block])
+            self._views[key] = made
+        return made
+
+    def _wait(self, use: Use, binding: BlockBinding, filled: Event | None) -> float:
+        if filled is None:
+            return 0.0
+        try:
+            return self._device.compute_wait(filled)
+        except Exception as exc:
+            with self._lock:
+                if use.slot is not None and self._slots[use.slot].filled is filled:
+                    self._ring.forget(use.slot)
+            raise _copy_failed(binding.path, exc) from exc
+
+
+def _copy_failed(path: str, cause: Exception) -> HostWeightsError:
+    return error(
+        Stage.TRANSPORT,
+        Code.COPY_FAILED,
+        f"the weights of block {path!r} did not reach their slot: {type(cause).__name__}: {cause}; "
+        "the next forward copies them again",
+        retryable=True,
+        block=path,
+    )
+
+
+def _not_attached() -> HostWeightsError:
+    return error(Stage.TRANSPORT, Code.NOT_ATTACHED, "the model is not attached any more; attach it again")
+
+
+def _inside() -> HostWeightsError:
+    return error(
+        Stage.TRANSPORT,
+        Code.UNSUPPORTED,
+        "detach was called by the thread that runs a streamed block; call it after the block or from another thread",
+    )

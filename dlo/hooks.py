@@ -1,0 +1,166 @@
+"""What stands in for ``forward`` of a streamed block and of the root, and what refuses to be done to them meanwhile.
+
+Each stand-in is an instance attribute, so the class, the parameters and the module tree stay what they are.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from .driver import RingDriver
+from .ring import Use
+
+Forward = Callable[..., object]
+
+
+class _Uncopyable:
+    """Bound to one module and one ring: a copy would run the original's weights."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise _refused("copied or pickled")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise _refused("copied")
+
+
+class BlockHook(_Uncopyable):
+    """A block's ``forward``: holds the block in its slot from before the first kernel until after the last.
+
+    Computes without autograd: a graph would keep views of a slot whose bytes change.
+    """
+
+    def __init__(self, driver: RingDriver, index: int, module: nn.Module) -> None:
+        self._driver = driver
+        self._index = index
+        self._module = module
+        self._inner: Forward = module.forward
+        functools.update_wrapper(self, self._inner)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the block from its slot; the slot is given back however the block ends."""
+        use = Use(self._index)
+        try:
+            self._driver.enter(use)
+            if use.slot is None or not torch.is_grad_enabled():
+                return self._inner(*args, **kwargs)
+            self._refuse_training()
+            with torch.no_grad():
+                return self._inner(*args, **kwargs)
+        finally:
+            try:
+                self._driver.leave(use)
+            except BaseException:  # an interrupt that lands in here must not keep the slot
+                self._driver.leave(use)
+                raise
+
+    def _refuse_training(self) -> None:
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                raise error(
+                    Stage.TRANSPORT,
+                    Code.UNSUPPORTED,
+                    f"parameter {name!r} of a streamed block wants gradients, and streamed blocks compute without "
+                    "autograd; run under torch.inference_mode() or freeze it, or detach the model to train",
+                    tensor=name,
+                )
+
+
+class RootHook(_Uncopyable):
+    """The root's ``forward``: tells the ring where a forward begins and ends."""
+
+    def __init__(self, driver: RingDriver, module: nn.Module) -> None:
+        self._driver = driver
+        self._inner: Forward = module.forward
+        functools.update_wrapper(self, self._inner)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the model."""
+        with self._driver.forward():
+            return self._inner(*args, **kwargs)
+
+
+class Refusal(_Uncopyable):
+    """Stands for an attribute whose use must fail with advice."""
+
+    def __init__(self, failure: Callable[[], HostWeightsError]) -> None:
+        self._failure = failure
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Refuse."""
+        raise self._failure()
+
+
+# What torch.compiler.disable sets, without its import of the compiler (about a second): compiled code around a block
+# calls the hook as it is, and does not trace into locks and storage swaps.
+for _hook in (BlockHook, RootHook):
+    setattr(_hook.__call__, "_torchdynamo_disable", True)  # noqa: B010 - functions declare no such attribute
+
+
+def is_streamed(module: nn.Module) -> bool:
+    """Whether a hook of this library stands on the module."""
+    return isinstance(module.__dict__.get("forward"), BlockHook | RootHook)
+
+
+def replace_attribute(module: nn.Module, name: str, value: object, undo: ExitStack) -> None:
+    """Set an instance attribute; ``undo`` brings back what was there, unless somebody wrapped it since."""
+    previous = module.__dict__.get(name)
+
+    def restore() -> None:
+        if module.__dict__.get(name) is value:
+            del module.__dict__[name]
+            if previous is not None:
+                module.__dict__[name] = previous
+
+    undo.callback(restore)
+    module.__dict__[name] = value
+
+
+def guard(root: nn.Module, blocks: list[nn.Module], driver: RingDriver, undo: ExitStack) -> None:
+    """Refuse what would act on stand-ins, and make state dicts hold host tensors; ``undo`` takes it all away."""
+    for module in (root, *blocks):
+        moved = Refusal(lambda: _refused("moved, converted or shared (to, cpu, cuda, half, float, ...)"))
+        replace_attribute(module, "_apply", moved, undo)
+        replace_attribute(module, "__getstate__", Refusal(lambda: _refused("copied or pickled")), undo)
+    refuse_load = Refusal(lambda: _refused("loaded with a state dict"))
+    for index, block in enumerate(blocks):
+        for part in block.modules():
+            handle = part.register_load_state_dict_pre_hook(refuse_load)  # type: ignore[no-untyped-call]  # torch's
+            undo.callback(handle.remove)
+
+        def to_host(
+            module: nn.Module, values: dict[str, object], prefix: str, metadata: object, index: int = index
+        ) -> None:
+            del module, metadata
+            driver.host_values(index, values, prefix)
+
+        handle = block.register_state_dict_post_hook(to_host)  # type: ignore[no-untyped-call]  # torch's
+        undo.callback(handle.remove)
+
+
+def close_off(root: nn.Module, blocks: list[nn.Module]) -> None:
+    """Leave a model without its streamed tensors so that every use says so."""
+    for module in (root, *blocks):
+        module.__dict__["forward"] = Refusal(_gone)
+        module.register_state_dict_pre_hook(Refusal(_gone))  # type: ignore[no-untyped-call]  # torch's
+
+
+def _refused(what: str) -> HostWeightsError:
+    return error(
+        Stage.TRANSPORT,
+        Code.UNSUPPORTED,
+        f"a streamed model cannot be {what}: its parameters are bound to shared host pages and device slots; "
+        "detach it first (not terminal), and attach it again afterwards",
+    )
+
+
+def _gone() -> HostWeightsError:
+    return error(
+        Stage.TRANSPORT,
+        Code.NOT_ATTACHED,
+        "the model was detached for good and its streamed tensors were dropped; load it again",
+    )

@@ -1,0 +1,234 @@
+"""Attach a model to a ring, and everything that can be asked of it until it is detached."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..messages.budget import Budget
+from ..messages.failure import Code, Stage, error
+from ..messages.plan import TENSOR_ALIGNMENT_BYTES
+from ..messages.transport import RingStats
+from .binding import BlockBinding
+from .contract import Device, HostBacking
+from .discovery import BlockMap, discover
+from .driver import RingDriver
+from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, replace_attribute
+from .layout import capacity_bytes, round_up
+from .resident import Resident
+
+MIN_SLOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RingSizes:
+    """``block_bytes``: of all blocks together; ``slot_bytes``: of one slot; ``direct``: copied as they lie."""
+
+    paths: tuple[str, ...]
+    slots: int
+    block_bytes: int
+    slot_bytes: int
+    direct: bool
+
+
+def _ring_sizes(
+    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int
+) -> RingSizes:
+    """A slot holds the largest block in any layout: an artifact's extent also holds the block's buffers."""
+    needs = [
+        max(plan.size_bytes, capacity_bytes([*binding.parameters, *module.buffers()]))
+        for module, binding, plan in zip(modules, bindings, backing.blocks, strict=True)
+    ]
+    return RingSizes(
+        paths=tuple(binding.path for binding in bindings),
+        slots=min(slots, len(bindings)),
+        block_bytes=sum(plan.size_bytes for plan in backing.blocks),
+        slot_bytes=round_up(max(needs), TENSOR_ALIGNMENT_BYTES),
+        direct=all(backing.extent(block) is not None for block in range(len(bindings))),
+    )
+
+
+class Streamer:
+    """A model whose blocks are streamed; made by ``attach``. Safe to call from any thread.
+
+    Owns the backing and the slots until ``detach``; the device belongs to the caller and outlives it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: list[nn.Module],
+        driver: RingDriver,
+        hooks: ExitStack,
+        rest: ExitStack,
+        sizes: "RingSizes",
+    ) -> None:
+        self._module = module
+        self._blocks = blocks
+        self._driver = driver
+        self._hooks = hooks
+        self._rest = rest
+        self._sizes = sizes
+        self._changing = threading.Lock()
+        self._detached = False
+
+    @classmethod
+    def attach(
+        cls,
+        module: nn.Module,
+        blocks: BlockMap | Sequence[str],
+        device: Device,
+        backing: HostBacking,
+        *,
+        slots: int = MIN_SLOTS,
+        budget: Budget | None = None,
+    ) -> "Streamer":
+        """Stream ``module``'s blocks from ``backing`` through ``slots`` slots of ``device``.
+
+        ``blocks`` is a discovery or declared paths. Parameters that ``backing`` does not hold, buffers and everything
+        outside the blocks move to the device. Streamed parameters are frozen and show the backing's parked tensors
+        between uses. Device memory taken, at every moment: the resident part and the slots. Fewer slots are made when
+        there are fewer blocks.
+
+        After any error the model is as it was and the backing still belongs to the caller; otherwise the backing is
+        closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, blocks_not_found,
+        coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
+        """
+        if slots < MIN_SLOTS:
+            raise error(
+                Stage.TRANSPORT,
+                Code.INVALID_CONFIG,
+                f"a ring of {slots} slots cannot overlap; {MIN_SLOTS} is the least",
+            )
+        found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
+        modules = [module.get_submodule(block.path) for block in found.blocks]
+        _refuse_twice(module, modules)
+        _check_blocks([block.path for block in found.blocks], backing)
+        bindings = _bindings(module, found, backing)
+        sizes = _ring_sizes(modules, bindings, backing, slots)
+        with (
+            torch.inference_mode(mode=False),
+            ExitStack() as rest,
+            ExitStack() as failed,
+            ExitStack() as hooks,
+        ):
+            streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
+            Resident(module, streamed).move(device.torch_device, budget, rest)
+            _freeze(modules, rest)
+            for binding in bindings:
+                failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
+            driver = RingDriver(device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes)
+            failed.callback(driver.abandon)
+            guard(module, modules, driver, rest)
+            for index, block in enumerate(modules):
+                replace_attribute(block, "forward", BlockHook(driver, index, block), hooks)
+            replace_attribute(module, "forward", RootHook(driver, module), hooks)
+            _check(budget)
+            driver.prefetch()
+            failed.pop_all()
+            return cls(module, modules, driver, hooks.pop_all(), rest.pop_all(), sizes)
+
+    @property
+    def sizes(self) -> "RingSizes":
+        """Blocks, slots and their bytes."""
+        return self._sizes
+
+    def stats(self) -> RingStats:
+        """A snapshot of the counters."""
+        return self._driver.stats()
+
+    def announce(self, forwards: int) -> None:
+        """Say how many forwards will begin from now on: after the last one no block is fetched for another."""
+        self._driver.announce(forwards)
+
+    def rebase(self, backing: HostBacking, budget: Budget | None = None) -> None:
+        """Between two blocks, take the weights from ``backing`` instead, which must hold equal bytes.
+
+        Parameters show the new parked tensors when this returns (a block in use: after its use), and the old backing
+        is closed after its last copy. After an error nothing has changed and ``backing`` still belongs to the caller.
+        Raises HostWeightsError: not_attached, coverage_incomplete, shape_mismatch, or unsupported if a block does not
+        fit the slots or parameters were written meanwhile.
+        """
+        _check_blocks(self._sizes.paths, backing)
+        largest = max(backing.blocks, key=lambda plan: plan.size_bytes)
+        if largest.size_bytes > self._sizes.slot_bytes:
+            raise error(
+                Stage.TRANSPORT,
+                Code.UNSUPPORTED,
+                f"block {largest.name!r} takes {largest.size_bytes} bytes in the new backing and a slot holds "
+                f"{self._sizes.slot_bytes}; rebase to a staged backing, or detach and attach again",
+                block=largest.name,
+            )
+        _check(budget)
+        with self._changing:
+            self._driver.rebase(backing)
+
+    def detach(self, *, terminal: bool, budget: Budget | None = None) -> None:
+        """Stop streaming: wait until no block is in use, drain, free the slots, close the backing.
+
+        Afterwards the model computes from its host tensors (the last backing's parked ones), or, if ``terminal``, has
+        no streamed tensors any more and refuses to be used. Idempotent; after an error, call it again. Raises
+        HostWeightsError(unsupported) inside a streamed block, or what the budget raises.
+        """
+        with self._changing:
+            if self._detached:
+                return
+            self._driver.close(terminal, budget)
+            self._hooks.close()
+            self._rest.close()
+            if terminal:
+                close_off(self._module, self._blocks)
+            self._detached = True
+
+
+def _refuse_twice(module: nn.Module, modules: Sequence[nn.Module]) -> None:
+    if any(is_streamed(part) for part in (module, *modules)):
+        raise error(
+            Stage.TRANSPORT,
+            Code.ALREADY_ATTACHED,
+            f"{type(module).__name__} or one of its blocks is streamed already; detach it first",
+        )
+
+
+def _check_blocks(paths: Sequence[str], backing: HostBacking) -> None:
+    if len(backing.blocks) != len(paths):
+        raise error(
+            Stage.TRANSPORT,
+            Code.COVERAGE_INCOMPLETE,
+            f"the backing holds {len(backing.blocks)} blocks and the model has {len(paths)} "
+            f"({paths[0]!r} to {paths[-1]!r}); build it from the same discovery",
+        )
+
+
+def _bindings(module: nn.Module, blocks: BlockMap, backing: HostBacking) -> list[BlockBinding]:
+    """One per block, of the block's parameters that the backing holds."""
+    bindings: list[BlockBinding] = []
+    for block, plan in zip(blocks.blocks, backing.blocks, strict=True):
+        held = {tensor.name for tensor in plan.tensors}
+        names = [name for name in block.parameters if name in held]
+        if not names:
+            raise error(
+                Stage.TRANSPORT,
+                Code.COVERAGE_INCOMPLETE,
+                f"the backing's block {plan.name!r} holds no parameter of the model's block {block.path!r}; "
+                "build it from the same discovery",
+                block=block.path,
+            )
+        bindings.append(BlockBinding(block.path, names, [module.get_parameter(name) for name in names]))
+    return bindings
+
+
+def _freeze(modules: Sequence[nn.Module], undo: ExitStack) -> None:
+    """Streamed blocks compute without autograd; what wants gradients afterwards was added later and is refused."""
+    for parameter in {id(p): p for module in modules for p in module.parameters()}.values():
+        if parameter.requires_grad:
+            undo.callback(parameter.requires_grad_, True)
+            parameter.requires_grad_(False)
+
+
+def _check(budget: Budget | None) -> None:
+    if budget is not None:
+        budget.check()
