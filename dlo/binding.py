@@ -7,7 +7,7 @@ from torch import nn
 
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import BlockPlan
-from .layout import check_matches
+from .layout import check_matches, in_mode
 
 
 class BlockBinding:
@@ -20,6 +20,7 @@ class BlockBinding:
         self.path = path
         self._names = tuple(names)
         self._parameters = tuple(parameters)
+        self._inference = tuple(parameter.is_inference() for parameter in parameters)
         self._parked: tuple[torch.Tensor, ...] = tuple(parameter.data for parameter in parameters)
         self._bound: Sequence[torch.Tensor] | None = None
         self._seen = self._fingerprint()
@@ -53,7 +54,12 @@ class BlockBinding:
         order = [place[name] for name in self._names]
         tensors = tuple(plan.tensors[index] for index in order)
         arranged = BlockPlan(name=plan.name, size_bytes=plan.size_bytes, tensors=tensors)
-        return arranged, tuple(parked[index] for index in order)
+        return arranged, self.adapt([parked[index] for index in order])
+
+    def adapt(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The tensors, made fit to be the parameters' ``data``, over the same memory."""
+        pairs = zip(tensors, self._inference, strict=True)
+        return tuple(in_mode(tensor, inference=inference) for tensor, inference in pairs)
 
     def bind(self, views: Sequence[torch.Tensor]) -> None:
         """Show a slot."""
@@ -103,7 +109,13 @@ class BlockBinding:
         return tensor
 
     def _fingerprint(self) -> list[int]:
-        # A parameter's version counter rises with each in-place write and not when ``data`` is set.
         prints = [parameter.data_ptr() for parameter in self._parameters]
-        prints += [0 if parameter.is_inference() else parameter._version for parameter in self._parameters]  # noqa: SLF001 - no public name
-        return prints
+        return prints + [_version(parameter) for parameter in self._parameters]
+
+
+def _version(parameter: nn.Parameter) -> int:
+    """Rises with each in-place write and not when ``data`` is set; parameters made in inference mode have none."""
+    try:
+        return parameter._version  # noqa: SLF001 - documented with autograd, under this name only
+    except RuntimeError:
+        return 0

@@ -120,7 +120,7 @@ def _blocks_of(module: nn.Module, stacks: Sequence[str]) -> list[str]:
     for stack in stacks:
         part = module.get_submodule(stack)
         if isinstance(part, nn.Sequential):
-            paths += [f"{stack}.{name}" for name, _ in part.named_children()]
+            paths += [f"{stack}.{name}" for name, _ in _members(part)]
         else:
             paths += _expand(stack, part)
     return paths
@@ -128,10 +128,17 @@ def _blocks_of(module: nn.Module, stacks: Sequence[str]) -> list[str]:
 
 def _expand(path: str, part: nn.Module) -> Iterator[str]:
     if isinstance(part, nn.ModuleList | nn.ModuleDict):
-        for name, member in part.named_children():
+        for name, member in _members(part):
             yield from _expand(f"{path}.{name}", member)
     else:
         yield path
+
+
+def _members(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Children with their names; a child that stands at two places is given twice."""
+    for name, member in part.named_modules(remove_duplicate=False):
+        if name and "." not in name:
+            yield name, member
 
 
 def _refuse_nested(paths: Sequence[str]) -> None:

@@ -131,18 +131,16 @@ class RingDriver:
                     self._bindings[use.block].park()
                 self._idle.notify_all()
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """A forward of the whole model: tells the ring where it begins and ends."""
+    def begin_forward(self) -> None:
+        """A forward of the whole model begins."""
         with self._lock:
             self._ring.order.begin()
-        completed = False
-        try:
-            yield
-            completed = True
-        finally:
-            with self._lock:
-                self._ring.order.end(completed)
+
+    def end_forward(self, completed: bool) -> None:
+        """It ended. After one that failed nothing is fetched ahead: what was wrong then must not fail the next one."""
+        with self._lock:
+            self._ring.order.end(completed)
+            if completed:
                 self._prefetch()
 
     def prefetch(self) -> None:
@@ -183,13 +181,14 @@ class RingDriver:
 
         Blocks that are in a slot or on their way stay there. The caller has checked that the blocks fit.
         """
+        self._refuse_closed()
         plans, parked = self._arranged(backing)
         transfer = self._open_transfer(backing)
         with self._lock:
-            if self._closed:
-                transfer.close()
-                raise _not_attached()
-            self._check_untouched(transfer)
+            with _closing_on_error(transfer):
+                self._refuse_closed()
+                for binding in self._bindings:
+                    binding.check_untouched()
             old_backing, self._backing = self._backing, backing
             old_transfer, self._transfer = self._transfer, transfer
             self._plans = plans
@@ -222,7 +221,8 @@ class RingDriver:
             for event in state.readers:
                 settle(event)
         for binding in self._bindings:
-            binding.drop() if terminal else binding.park()
+            if terminal:
+                binding.drop()
         self._slots, self._views = [], {}
         self._backing.close()
 
@@ -236,13 +236,11 @@ class RingDriver:
         self._copies.close()
         self._transfer.close()
 
-    def _check_untouched(self, transfer: Transfer) -> None:
-        try:
-            for binding in self._bindings:
-                binding.check_untouched()
-        except BaseException:
-            transfer.close()
-            raise
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise error(
+                Stage.TRANSPORT, Code.NOT_ATTACHED, "the model is not attached any more; attach it again to stream it"
+            )
 
     def _open_transfer(self, backing: HostBacking) -> Transfer:
         with torch.inference_mode(mode=False):
@@ -279,7 +277,8 @@ class RingDriver:
         made = self._views.get(key)
         if made is None:
             with torch.inference_mode(mode=False):
-                made = views(self._slots[fill.slot].memory, self._plans[fill.block])
+                tensors = views(self._slots[fill.slot].memory, self._plans[fill.block])
+                made = self._bindings[fill.block].adapt(tensors)
             self._views[key] = made
         return made
 
@@ -292,6 +291,7 @@ class RingDriver:
             with self._lock:
                 if use.slot is not None and self._slots[use.slot].filled is filled:
                     self._ring.forget(use.slot)
+                    self._ring.forget_idle()  # fetched under the same circumstances
             raise _copy_failed(binding.path, exc) from exc
 
 
@@ -306,8 +306,13 @@ def _copy_failed(path: str, cause: Exception) -> HostWeightsError:
     )
 
 
-def _not_attached() -> HostWeightsError:
-    return error(Stage.TRANSPORT, Code.NOT_ATTACHED, "the model is not attached any more; attach it again")
+@contextmanager
+def _closing_on_error(transfer: Transfer) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        transfer.close()
+        raise
 
 
 def _inside() -> HostWeightsError:

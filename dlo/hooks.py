@@ -4,9 +4,10 @@ Each stand-in is an instance attribute, so the class, the parameters and the mod
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import NoReturn
+from typing import Generic, NoReturn, ParamSpec
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .driver import RingDriver
 from .ring import Use
 
+P = ParamSpec("P")
 Forward = Callable[..., object]
 
 
@@ -28,6 +30,25 @@ class _Uncopyable:
         raise _refused("copied")
 
 
+class _Opaque(Generic[P]):
+    """Calls a function of the driver so that torch.compile runs it as it is instead of tracing into locks and swaps.
+
+    The compiler takes a second to import, so it is told only when somebody else has loaded it.
+    """
+
+    def __init__(self, call: Callable[P, None]) -> None:
+        self._call: Callable[P, None] = call
+        self._told = False
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call it."""
+        if not self._told and "torch._dynamo" in sys.modules:
+            untraced: Callable[P, None] = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]  # torch's
+            self._call = untraced
+            self._told = True
+        self._call(*args, **kwargs)
+
+
 class BlockHook(_Uncopyable):
     """A block's ``forward``: holds the block in its slot from before the first kernel until after the last.
 
@@ -35,7 +56,8 @@ class BlockHook(_Uncopyable):
     """
 
     def __init__(self, driver: RingDriver, index: int, module: nn.Module) -> None:
-        self._driver = driver
+        self._enter = _Opaque(driver.enter)
+        self._leave = _Opaque(driver.leave)
         self._index = index
         self._module = module
         self._inner: Forward = module.forward
@@ -45,7 +67,7 @@ class BlockHook(_Uncopyable):
         """Run the block from its slot; the slot is given back however the block ends."""
         use = Use(self._index)
         try:
-            self._driver.enter(use)
+            self._enter(use)
             if use.slot is None or not torch.is_grad_enabled():
                 return self._inner(*args, **kwargs)
             self._refuse_training()
@@ -53,9 +75,9 @@ class BlockHook(_Uncopyable):
                 return self._inner(*args, **kwargs)
         finally:
             try:
-                self._driver.leave(use)
+                self._leave(use)
             except BaseException:  # an interrupt that lands in here must not keep the slot
-                self._driver.leave(use)
+                self._leave(use)
                 raise
 
     def _refuse_training(self) -> None:
@@ -74,14 +96,21 @@ class RootHook(_Uncopyable):
     """The root's ``forward``: tells the ring where a forward begins and ends."""
 
     def __init__(self, driver: RingDriver, module: nn.Module) -> None:
-        self._driver = driver
+        self._begin = _Opaque(driver.begin_forward)
+        self._end = _Opaque(driver.end_forward)
         self._inner: Forward = module.forward
         functools.update_wrapper(self, self._inner)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the model."""
-        with self._driver.forward():
-            return self._inner(*args, **kwargs)
+        completed = False
+        self._begin()
+        try:
+            result = self._inner(*args, **kwargs)
+            completed = True
+            return result
+        finally:
+            self._end(completed)
 
 
 class Refusal(_Uncopyable):
@@ -93,12 +122,6 @@ class Refusal(_Uncopyable):
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         """Refuse."""
         raise self._failure()
-
-
-# What torch.compiler.disable sets, without its import of the compiler (about a second): compiled code around a block
-# calls the hook as it is, and does not trace into locks and storage swaps.
-for _hook in (BlockHook, RootHook):
-    setattr(_hook.__call__, "_torchdynamo_disable", True)  # noqa: B010 - functions declare no such attribute
 
 
 def is_streamed(module: nn.Module) -> bool:

@@ -96,6 +96,18 @@ def views(memory: torch.Tensor, plan: BlockPlan) -> list[torch.Tensor]:
     return made
 
 
+def in_mode(tensor: torch.Tensor, *, inference: bool) -> torch.Tensor:
+    """The tensor, or one over the same memory that is (or is not) an inference tensor.
+
+    A parameter must stay what it was made as: torch breaks one whose ``data`` is of the other kind.
+    """
+    if tensor.is_inference() == inference:
+        return tensor
+    with torch.inference_mode(mode=inference):
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
 def pack(plan: BlockPlan, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
     """Copy each dense source's bytes, in memory order, to its place in ``target``; drops the interpreter lock."""
     start = target.data_ptr()

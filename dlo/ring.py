@@ -95,6 +95,12 @@ class Ring:
             held.block = None
             held.unused_guess = False
 
+    def forget_idle(self) -> None:
+        """Forget every slot that is not in use."""
+        for slot in self._slots:
+            if not slot.uses:
+                self.forget(slot.index)
+
     def prefetch(self) -> Fill | None:
         """The next copy worth making now, or None; call again until None."""
         ahead = self.order.upcoming(len(self._slots) - 1)

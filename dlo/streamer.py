@@ -224,7 +224,7 @@ def _bindings(module: nn.Module, blocks: BlockMap, backing: HostBacking) -> list
 def _freeze(modules: Sequence[nn.Module], undo: ExitStack) -> None:
     """Streamed blocks compute without autograd; what wants gradients afterwards was added later and is refused."""
     for parameter in {id(p): p for module in modules for p in module.parameters()}.values():
-        if parameter.requires_grad:
+        if parameter.requires_grad and not parameter.is_inference():
             undo.callback(parameter.requires_grad_, True)
             parameter.requires_grad_(False)
 

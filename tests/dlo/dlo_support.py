@@ -63,6 +63,8 @@ class ProbeDevice:
         self.failures: list[Callable[[], None] | None] = []
         self.interrupt_record: BaseException | None = None
         self.allocations_allowed = 1000
+        self.waiting = threading.Event()
+        self.reported_wait_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -92,7 +94,10 @@ class ProbeDevice:
         return staging
 
     def compute_wait(self, event: Event) -> float:
-        return self._inner.compute_wait(event)
+        if not event.done():
+            self.waiting.set()
+        waited_s = self._inner.compute_wait(event)
+        return waited_s if self.reported_wait_s is None else self.reported_wait_s
 
     def compute_record(self) -> Event:
         interrupt, self.interrupt_record = self.interrupt_record, None
@@ -276,7 +281,8 @@ def _over(mapping: mmap.mmap) -> torch.Tensor:
 def make_backing(kind: str, model: nn.Module, found: BlockMap, folder: Path) -> HostBacking:
     if kind == "private":
         return PrivateBacking(model, found)
-    return FileLease(folder / "weights", model, found).backing(direct=kind == "direct")
+    path = folder / f"weights-{len(list(folder.iterdir()))}"  # never over a file that may still be mapped
+    return FileLease(path, model, found).backing(direct=kind == "direct")
 
 
 KINDS = ("direct", "staged", "private")

@@ -27,7 +27,7 @@ def _plays(draw: st.DrawFn) -> tuple[list[int], int, str, list[list[int]], list[
     return hidden, draw(st.integers(2, 4)), draw(st.sampled_from(KINDS)), orders, raising
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(play=_plays(), interrupt=st.sampled_from(INTERRUPTS))
 def test_C2_any_order_any_backing_any_interruption_is_bit_equal(
     play: tuple[list[int], int, str, list[list[int]], list[tuple[int, int]]], interrupt: BaseException

@@ -1,0 +1,308 @@
+"""Order between copies and compute, failures of copies, and use from several threads."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
+
+from hostweights.dlo import PrivateBacking, Streamer
+from hostweights.messages.failure import Code, HostWeightsError
+
+
+def attach(model: Stack, device: ProbeDevice, *, slots: int = 2) -> Streamer:
+    found = discover(model)
+    return Streamer.attach(model, found, device, PrivateBacking(model, found), slots=slots)
+
+
+class Caller(threading.Thread):
+    """Runs a callable; ``result`` joins and gives its value or raises what it raised."""
+
+    def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self._call = call
+        self._value: torch.Tensor | None = None
+        self._raised: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as exc:  # noqa: BLE001 - handed to whoever asks for the result
+            self._raised = exc
+
+    def result(self) -> torch.Tensor:
+        self.join()
+        if self._raised is not None:
+            raise self._raised
+        assert self._value is not None
+        return self._value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_T56_compute_waits_for_the_copy_of_its_own_block(device: ProbeDevice, tmp_path: Path, kind: str) -> None:
+    model = Stack([4, 9, 5])
+    expected = run(model)
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, make_backing(kind, model, found, tmp_path))
+    run(model)
+    entered = [threading.Event() for _ in range(3)]
+    for index, event in enumerate(entered):
+        model.block(index).entered = event.set
+    device.synchronize()
+    device.waiting.clear()
+    with device.held() as gate:
+        caller = Caller(lambda: run(model))
+        device.waiting.wait()  # for block 1, which is behind the held stream: its slot still holds block 2
+        assert [event.is_set() for event in entered] == [True, False, False]
+        gate.set()
+        assert torch.equal(caller.result(), expected)
+    streamer.detach(terminal=False)
+
+
+def test_stalls_are_counted_with_their_seconds(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7])
+    streamer = attach(model, device)
+    run(model)
+    stalls = streamer.stats().stalls
+    device.reported_wait_s = 0.25
+    run(model)
+    device.reported_wait_s = 0.0
+    run(model)
+    run(model, [2, 0])  # a wrong guess is a stall, whether or not the caller was blocked
+    stats = streamer.stats()
+    assert stats.stalls == stalls + 4 + 2
+    assert stats.stall_s >= 1.0
+    streamer.detach(terminal=False)
+
+
+def test_T57_a_slot_is_not_refilled_while_compute_reads_it(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7])
+    streamer = attach(model, device)
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        leave.wait()
+
+    model.block(1).entered = stay
+    expected_weight = model.block(1).up.weight.detach().clone()
+    caller = Caller(lambda: run(model))
+    inside.wait()
+    device.synchronize()  # every copy that may run now has run, and each poisoned its slot first
+    assert torch.equal(model.block(1).up.weight, expected_weight)
+    leave.set()
+    caller.result()
+    streamer.detach(terminal=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_T66_a_failed_copy_names_its_block_and_the_next_forward_works(
+    device: ProbeDevice, tmp_path: Path, kind: str
+) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    found = discover(model)
+
+    def fail() -> None:
+        raise OSError("bad page")
+
+    for block in (1, 2, 3):
+        streamer = Streamer.attach(model, found, device, make_backing(kind, model, found, tmp_path))
+        device.synchronize()  # block 0 is in its slot
+        device.failures = [None] * (block - 1) + [fail]
+        with pytest.raises(HostWeightsError, match=rf"block 'blocks\.{block}'.*OSError: bad page") as failed:
+            run(model)
+        assert failed.value.code is Code.COPY_FAILED
+        assert failed.value.failure.retryable
+        assert isinstance(failed.value.__cause__, OSError)
+        for _ in range(2):
+            assert torch.equal(run(model), expected)
+        with pytest.raises(OSError, match="bad page"):
+            device.synchronize()
+        streamer.detach(terminal=False)
+
+
+def test_T66_a_copy_that_cannot_be_issued_fails_the_block_that_needs_it(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5])
+    expected = run(model)
+    found = discover(model)
+
+    class Flaky(PrivateBacking):
+        broken = False
+
+        def pack(self, block: int, target: torch.Tensor) -> None:
+            if self.broken:
+                raise MemoryError("no staging")
+            super().pack(block, target)
+
+    backing = Flaky(model, found)
+    streamer = Streamer.attach(model, found, device, backing)
+    assert torch.equal(run(model), expected)
+    backing.broken = True
+    for _ in range(3):
+        with pytest.raises(HostWeightsError, match="MemoryError: no staging"):
+            run(model)
+    backing.broken = False
+    with pytest.raises(MemoryError):
+        device.synchronize()
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+def test_T66_an_interrupt_while_a_slot_is_given_back_keeps_no_slot(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5])
+    expected = run(model)
+    streamer = attach(model, device)
+    for _ in range(4):
+        device.interrupt_record = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            run(model)
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+def test_C2_nested_use_of_two_blocks_and_a_block_inside_itself(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    inner: list[torch.Tensor] = []
+
+    def nested() -> None:
+        model.block(0).entered = None
+        model.block(1).entered = None
+        inner.append(model.block(1)(sample()))
+        inner.append(model.block(0)(sample()))
+
+    model.block(0).entered = nested
+    with torch.inference_mode():
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+    with torch.inference_mode():
+        assert torch.equal(inner[0], model.block(1)(sample()))
+        assert torch.equal(inner[1], model.block(0)(sample()))
+
+
+def test_C2_three_blocks_at_once_in_two_slots_are_refused_and_nothing_is_lost(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+
+    def two() -> None:
+        model.block(2)(sample())
+
+    model.block(0).entered = lambda: model.block(1)(sample())
+    model.block(1).entered = two
+    with pytest.raises(HostWeightsError, match="3 slots are needed") as refused:
+        run(model)
+    assert refused.value.code is Code.SLOTS_EXHAUSTED
+    model.block(0).entered = model.block(1).entered = None
+    assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+def test_C2_threads_that_share_the_model(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7, 3])
+    orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 2, 1, 4], [0, 4, 0, 4]]
+    expected = [run(model, order) for order in orders]
+    streamer = attach(model, device, slots=4)
+    start = threading.Barrier(len(orders))
+
+    def repeat(order: list[int], wanted: torch.Tensor) -> torch.Tensor:
+        start.wait()
+        for _ in range(25):
+            assert torch.equal(run(model, order), wanted)
+        return wanted
+
+    callers = [
+        Caller(lambda order=order, wanted=wanted: repeat(order, wanted))  # type: ignore[misc]  # defaults bind the loop
+        for order, wanted in zip(orders, expected, strict=True)
+    ]
+    for caller in callers:
+        caller.result()
+    assert torch.equal(run(model), expected[0])
+    streamer.detach(terminal=False)
+
+
+def test_C2_one_block_held_by_two_threads(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5])
+    expected = run(model)
+    streamer = attach(model, device)
+    both = threading.Barrier(2)
+
+    def meet() -> None:
+        both.wait()
+
+    model.block(1).entered = meet
+    callers = [Caller(lambda: run(model)) for _ in range(2)]
+    for caller in callers:
+        assert torch.equal(caller.result(), expected)
+    streamer.detach(terminal=False)
+
+
+def test_stats_are_read_while_a_copy_is_held(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5])
+    streamer = attach(model, device)
+    run(model)
+    with device.held():
+        caller = Caller(lambda: run(model))
+        while streamer.stats().forwards < 2:
+            pass
+        streamer.announce(3)
+    caller.result()
+    streamer.detach(terminal=False)
+
+
+def test_T67_two_models_alternate_on_one_device(device: ProbeDevice) -> None:
+    models = [Stack([4, 9, 5], seed=1), Stack([6, 2, 8, 3], seed=2)]
+    expected = [run(model) for model in models]
+    streamers = [attach(model, device) for model in models]
+    for number in range(6):
+        which = number % 2
+        assert torch.equal(run(models[which]), expected[which])
+    streamers[0].detach(terminal=False)
+    assert torch.equal(run(models[1]), expected[1])
+    streamers[1].detach(terminal=False)
+    assert not library_threads()
+
+
+def test_T59_T60_early_exits_and_optional_blocks(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7, 3])
+    orders = [[0, 1], [0, 1, 2, 3, 4], [0], [0, 1, 3, 4], [0, 2, 4], [3], [0, 1, 2, 3, 4], []]
+    expected = [run(model, order) for order in orders]
+    streamer = attach(model, device)
+    for _ in range(3):
+        for order, wanted in zip(orders, expected, strict=True):
+            assert torch.equal(run(model, order), wanted)
+    assert len(device.slots) == 2
+    streamer.detach(terminal=False)
+
+
+def test_T61_a_slot_is_as_large_as_the_largest_and_a_copy_as_its_block(device: ProbeDevice) -> None:
+    model = Stack([1, 3000, 2])
+    expected = run(model)
+    found = discover(model)
+    backing = PrivateBacking(model, found)
+    streamer = Streamer.attach(model, found, device, backing)
+    assert torch.equal(run(model), expected)
+    assert set(device.copied) == {plan.size_bytes for plan in backing.blocks}
+    assert {slot.numel() for slot in device.slots} == {streamer.sizes.slot_bytes}
+    assert max(device.copied) <= streamer.sizes.slot_bytes < max(device.copied) + 1024
+    assert {staging.numel() for staging in device.staging} == {max(device.copied)}
+    streamer.detach(terminal=False)
+
+
+def test_C2_no_copy_is_made_for_a_forward_that_was_not_announced(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7])
+    streamer = attach(model, device)
+    streamer.announce(2)
+    for _ in range(2):
+        run(model)
+    assert streamer.stats().copies == len(device.copied) == 8
+    assert streamer.stats().copied_bytes == sum(device.copied)
+    assert streamer.stats().wrong_guesses == 0
+    run(model)
+    streamer.detach(terminal=False)
