@@ -18,6 +18,21 @@ from hostweights.messages.plan import BLOCK_ALIGNMENT_BYTES
 POISON = 0xFF  # NaN in every float dtype
 
 
+class Reading:
+    """The end of some compute; not over, as far as anyone may know, before a stream or a thread waited for it."""
+
+    def __init__(self, inner: Event) -> None:
+        self._inner = inner
+        self.waited = False
+
+    def done(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+        self.waited = True
+
+
 class ProbeStream:
     """Poisons the whole slot before each copy into it, counts, and fails a copy on demand."""
 
@@ -33,10 +48,13 @@ class ProbeStream:
         return self._inner.record()
 
     def wait(self, event: Event) -> None:
+        if isinstance(event, Reading):
+            event.waited = True
         self._inner.wait(event)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         slot = self._device.slot_of(target)
+        self._device.waited_at_copy.append([reading.waited for reading in self._device.read])
         failure = self._device.next_failure()
         if failure is not None:
             self._inner.run(failure)
@@ -61,6 +79,8 @@ class ProbeDevice:
         self.copied: list[int] = []
         self.streams: list[ProbeStream] = []
         self.failures: list[Callable[[], None] | None] = []
+        self.read: list[Reading] = []
+        self.waited_at_copy: list[list[bool]] = []
         self.interrupt_record: BaseException | None = None
         self.allocations_allowed = 1000
         self.waiting = threading.Event()
@@ -103,7 +123,9 @@ class ProbeDevice:
         interrupt, self.interrupt_record = self.interrupt_record, None
         if interrupt is not None:
             raise interrupt
-        return self._inner.compute_record()
+        reading = Reading(self._inner.compute_record())
+        self.read.append(reading)
+        return reading
 
     def synchronize(self) -> None:
         self._inner.synchronize()

@@ -9,6 +9,7 @@ import torch
 from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
 
 from hostweights.dlo import PrivateBacking, Streamer
+from hostweights.dlo.ring import Fill, Use
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -305,4 +306,75 @@ def test_C2_no_copy_is_made_for_a_forward_that_was_not_announced(device: ProbeDe
     assert streamer.stats().copied_bytes == sum(device.copied)
     assert streamer.stats().wrong_guesses == 0
     run(model)
+    streamer.detach(terminal=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_T57_a_refill_and_a_detach_wait_for_the_event_of_the_compute_that_read_the_slot(
+    device: ProbeDevice, tmp_path: Path, kind: str
+) -> None:
+    model = Stack([4, 9, 5, 7])
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, make_backing(kind, model, found, tmp_path))
+    run(model)
+    # The copy made when block i begins goes where block i - 1 was read, and waits for that and for nothing later.
+    assert device.waited_at_copy == [[], [], [True], [True, True], [True, True, True]]
+    assert [reading.waited for reading in device.read] == [True, True, True, False]
+    streamer.detach(terminal=False)
+    assert all(reading.waited for reading in device.read)
+
+
+def run_thrice(model: Stack) -> None:
+    for _ in range(3):
+        run(model)
+
+
+def test_T66_an_interrupt_between_the_ring_and_the_copy_leaves_no_stale_slot(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    driver = streamer._driver
+    issue = driver._issue
+    for tear_at in range(6):
+        calls: list[int] = []
+
+        def torn(fill: Fill, calls: list[int] = calls, tear_at: int = tear_at) -> None:
+            calls.append(1)
+            if len(calls) == tear_at + 1:
+                raise KeyboardInterrupt
+            issue(fill)
+
+        monkeypatch.setattr(driver, "_issue", torn)
+        with pytest.raises(KeyboardInterrupt):
+            run_thrice(model)
+        monkeypatch.setattr(driver, "_issue", issue)
+        for _ in range(2):
+            assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+def test_T66_leaving_a_block_whose_copy_failed_does_not_touch_another_use_of_it(device: ProbeDevice) -> None:
+    model = Stack([4, 9, 5, 7])
+    streamer = attach(model, device, slots=3)
+    run(model)
+    driver = streamer._driver
+
+    def fail() -> None:
+        raise OSError("bad page")
+
+    run(model, [0])
+    device.synchronize()
+    device.failures = [fail]
+    first, second = Use(3), Use(3)
+    with pytest.raises(HostWeightsError):
+        driver.enter(first)
+    device.failures = []
+    driver.enter(second)
+    in_slot = model.block(3).up.weight.data_ptr()
+    driver.leave(first)
+    assert model.block(3).up.weight.data_ptr() == in_slot
+    driver.leave(second)
+    assert model.block(3).up.weight.data_ptr() != in_slot
     streamer.detach(terminal=False)

@@ -57,6 +57,7 @@ class RingMachine(RuleBasedStateMachine):
         while (fill := self.ring.prefetch()) is not None:
             assert fill.must_copy
             assert fill.slot not in held
+            assert fill.evicted not in self.ring.order.upcoming(self.slots - 1)
             assert fill.block not in self.bytes_of.values()
             self.copied(fill.block, fill.slot, fill.evicted)
             made += 1

@@ -178,12 +178,12 @@ class Counting:
 
 
 @pytest.mark.parametrize("trouble", ["slot memory", "budget", "blocks", "slots", "names"])
-def test_an_attach_that_fails_leaves_the_model_as_it_was(device: ProbeDevice, trouble: str) -> None:
+def test_an_attach_that_fails_leaves_the_model_as_it_was(device: ProbeDevice, tmp_path: Path, trouble: str) -> None:
     model = Stack([4, 9, 5])
     expected = run(model)
     found = discover(model)
     before, names, hooked = snapshot(model), attributes(model), hooks(model)
-    backing = Counting(PrivateBacking(model, found))
+    backing = Counting(make_backing("direct", model, found, tmp_path))
     budget = PlainBudget()
     slots = 2
     if trouble == "slot memory":
@@ -200,6 +200,9 @@ def test_an_attach_that_fails_leaves_the_model_as_it_was(device: ProbeDevice, tr
         Streamer.attach(model, found, device, backing, slots=slots, budget=budget)
     assert (snapshot(model), attributes(model), hooks(model)) == (before, names, hooked)
     assert backing.closed == 0
+    for stream in device.streams:
+        with pytest.raises(HostWeightsError, match="is closed"):
+            stream.record()
     assert torch.equal(run(model), expected)
     device.allocations_allowed = 100
     streamer = Streamer.attach(model, found, device, PrivateBacking(model, found))
