@@ -1,15 +1,10 @@
-"""Makes the helpers beside the tests importable."""
+"""Fixtures of the transport's tests."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from dlo_support import ProbeDevice, library_threads
-
 from hostweights.dlo import open_device
 
 

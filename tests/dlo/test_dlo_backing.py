@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dlo_support import FileLease, ProbeDevice, Stack, discover, run
 from msgspec.structs import replace
 
+from dlo_support import FileLease, ProbeDevice, Stack, discover, run
 from hostweights.dlo import BlockMap, LeaseBacking, LeasedBlock, PrivateBacking, Streamer, leased_blocks
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.identity import (

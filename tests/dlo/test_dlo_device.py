@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from dlo_support import library_threads
 
+from dlo_support import library_threads
 from hostweights.dlo import open_device
 from hostweights.dlo.contract import Device
 from hostweights.messages.failure import Code, HostWeightsError

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from dlo_support import Stack
 from torch import nn
 
+from dlo_support import Stack
 from hostweights.dlo import discover
 from hostweights.messages.failure import Code, HostWeightsError
 

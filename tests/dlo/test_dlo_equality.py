@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dlo_support import KINDS, ProbeDevice, Stack, discover, make_backing, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlo_support import KINDS, ProbeDevice, Stack, discover, make_backing, run
 from hostweights.dlo import Streamer, open_device
 
 INTERRUPTS = (ValueError("block"), KeyboardInterrupt(), asyncio.CancelledError())

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dlo_support import FileLease, ProbeDevice, Stack, discover, run, sample
 from torch import nn
 
+from dlo_support import FileLease, ProbeDevice, Stack, discover, run, sample
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.messages.failure import Code, HostWeightsError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
 
+from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.dlo.ring import Fill, Use
 from hostweights.messages.failure import Code, HostWeightsError

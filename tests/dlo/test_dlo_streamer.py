@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from dlo_support import (
     KINDS,
     FileLease,
@@ -20,8 +22,6 @@ from dlo_support import (
     run,
     sample,
 )
-from torch import nn
-
 from hostweights.dlo import BlockMap, LeaseBacking, PrivateBacking, Streamer
 from hostweights.dlo.contract import HostBacking
 from hostweights.hwr.budget import PlainBudget
