@@ -9,15 +9,15 @@ class Publish(Message, frozen=True, kw_only=True, tag="publisher.publish"):
     """Publish a loaded model's weights in the background and, if asked, adopt them. Replies PublicationReport.
 
     Single flight per identity: a second request waits for the first and adopts its result. Cancel or failure leaves
-    the served model as it was.
+    the served model as it was. The asker chooses ``lease_id`` and owns that lease when the report says adopted.
     """
 
     publication_id: Id
+    lease_id: Id
     model_id: Id
     identity: ArtifactIdentity
     validation: Validation
     adopt: bool
-    attachment_id: Id | None = None
 
 
 class ListPublications(Message, frozen=True, kw_only=True, tag="publisher.list"):
@@ -37,13 +37,12 @@ class RegisterProducer(Message, frozen=True, kw_only=True, tag="publisher.effect
     """Freeze the model's tensors as a producer. Outcome ProducerRegistered."""
 
     model_id: Id
-    identity: ArtifactIdentity
+    producer_id: Id
 
 
 class ProducerRegistered(Message, frozen=True, kw_only=True, tag="publisher.effect.registered"):
-    """The producer, by id, and what it will write."""
+    """What the producer will write."""
 
-    producer_id: Id
     tensors: Count
     size_bytes: SizeBytes
 
@@ -58,16 +57,3 @@ class ProducerForgotten(Message, frozen=True, kw_only=True, tag="publisher.effec
     """The producer is gone, or was already."""
 
     producer_id: Id
-
-
-class AdoptLease(Message, frozen=True, kw_only=True, tag="publisher.effect.adopt"):
-    """Between two forwards, re-bind the model to the leased pages and free its private tensors. Outcome Adopted."""
-
-    model_id: Id
-    lease_id: Id
-
-
-class Adopted(Message, frozen=True, kw_only=True, tag="publisher.effect.adopted"):
-    """The model reads the leased pages; ``released_bytes`` of private tensors were let go."""
-
-    released_bytes: SizeBytes

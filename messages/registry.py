@@ -16,8 +16,10 @@ AnyMessage = (
     | store.Missed
     | store.Released
     | store.Leases
-    | store.OpenDomain
-    | store.DomainOpened
+    | store.ReadMemory
+    | store.Memory
+    | store.MeasureMemory
+    | store.RecoverLeases
     | store.LookupArtifact
     | store.BuildArtifact
     | store.CloseLease
@@ -40,15 +42,17 @@ AnyMessage = (
     | publisher.ProducerRegistered
     | publisher.ForgetProducer
     | publisher.ProducerForgotten
-    | publisher.AdoptLease
-    | publisher.Adopted
     | transport.Attach
     | transport.Detach
     | transport.Rebase
     | transport.AnnounceForwards
     | transport.ReadRing
+    | transport.ListAttachments
+    | transport.Attachments
+    | transport.ListModelAttachments
     | transport.Attached
     | transport.Detached
+    | transport.Rebased
     | transport.Announced
     | transport.Ring
     | transport.AttachModel

@@ -16,7 +16,7 @@ class Condition(StrEnum):
     MISS = "miss"
     INVALID_BUILDABLE = "invalid_buildable"
     INVALID = "invalid"
-    BUSY = "busy"
+    TRANSIENT = "transient"
     STORE_UNAVAILABLE = "store_unavailable"
     UNSUPPORTED = "unsupported"
     COLLISION = "collision"

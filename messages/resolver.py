@@ -11,10 +11,11 @@ class Resolve(Message, frozen=True, kw_only=True, tag="resolver.resolve"):
     """Bring a registered model's weights in. Replies Resolved, also when it failed: the report says so.
 
     The model is touched once, by one restore commit or one canonical load. After a failed commit the touched module is
-    discarded and canonical loading gets a fresh one.
+    discarded and canonical loading gets a fresh one. The asker chooses ``lease_id`` and owns that lease afterwards.
     """
 
     model_id: Id
+    lease_id: Id
     mode: Mode
     validation: Validation
     build_before_load: bool

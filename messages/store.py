@@ -22,8 +22,12 @@ class LeaseInfo(Record, frozen=True, kw_only=True):
 
 
 class Lookup(Message, frozen=True, kw_only=True, tag="store.lookup"):
-    """Ask for a lease on the exact artifact. Replies Leased or Missed; never builds."""
+    """Ask for a lease on the exact artifact. Replies Leased or Missed; never builds.
 
+    The asker chooses ``lease_id``, so that it can release the lease even when a cancel kept the reply from it.
+    """
+
+    lease_id: Id
     identity: ArtifactIdentity
     validation: Validation
 
@@ -32,9 +36,10 @@ class Build(Message, frozen=True, kw_only=True, tag="store.build"):
     """Ask for a lease, building the artifact with a registered producer if it is missing.
 
     Replies Leased. One builder per key and host; others wait by deadline and join. After an error or a cancel nothing
-    is visible that was not visible before, or the whole artifact is.
+    is visible that was not visible before, or the whole artifact is. The asker chooses ``lease_id``.
     """
 
+    lease_id: Id
     identity: ArtifactIdentity
     producer_id: Id
     validation: Validation
@@ -48,6 +53,10 @@ class Release(Message, frozen=True, kw_only=True, tag="store.release"):
 
 class ListLeases(Message, frozen=True, kw_only=True, tag="store.list_leases"):
     """Replies Leases."""
+
+
+class ReadMemory(Message, frozen=True, kw_only=True, tag="store.read_memory"):
+    """Ask what this process and its leases cost. Replies Memory."""
 
 
 class Leased(Message, frozen=True, kw_only=True, tag="store.leased"):
@@ -78,21 +87,34 @@ class Leases(Message, frozen=True, kw_only=True, tag="store.leases"):
     leases: tuple[LeaseInfo, ...]
 
 
+class ProcessMemory(Record, frozen=True, kw_only=True):
+    """Memory of this process: ``private_bytes`` is anonymous memory, which no other process can share."""
+
+    private_bytes: SizeBytes
+    pss_bytes: SizeBytes
+
+
+class MappingMemory(Record, frozen=True, kw_only=True):
+    """Memory of one lease's mappings in this process; ``pss_bytes`` counts a page shared by n processes as 1/n."""
+
+    lease_id: Id
+    rss_bytes: SizeBytes
+    pss_bytes: SizeBytes
+    anonymous_bytes: SizeBytes
+
+
+class Memory(Message, frozen=True, kw_only=True, tag="store.memory"):
+    """What this process and its leases cost now."""
+
+    process: ProcessMemory
+    mappings: tuple[MappingMemory, ...]
+
+
 # --- effects on the store port --------------------------------------------------------------------------------------
 
 
-class OpenDomain(Message, frozen=True, kw_only=True, tag="store.effect.open"):
-    """Open (and make, if missing) the store under a root. Outcome DomainOpened."""
-
-    root: Path
-
-
-class DomainOpened(Message, frozen=True, kw_only=True, tag="store.effect.opened"):
-    """The store is open."""
-
-    domain_id: Id
-    filesystem: str
-    read_only: bool
+class RecoverLeases(Message, frozen=True, kw_only=True, tag="store.effect.recover"):
+    """Ask the resource table which leases outlived the last incarnation. Outcome Leases."""
 
 
 class LookupArtifact(Message, frozen=True, kw_only=True, tag="store.effect.lookup"):
@@ -116,6 +138,10 @@ class CloseLease(Message, frozen=True, kw_only=True, tag="store.effect.close"):
     """Unmap and unlock. Outcome Released."""
 
     lease_id: Id
+
+
+class MeasureMemory(Message, frozen=True, kw_only=True, tag="store.effect.memory"):
+    """Read the kernel's accounting. Outcome Memory."""
 
 
 class BuildProgress(Message, frozen=True, kw_only=True, tag="store.event.progress"):

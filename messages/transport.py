@@ -64,12 +64,12 @@ class AttachmentInfo(Record, frozen=True, kw_only=True):
 class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     """Stream a loaded model's blocks through slots of a device. Replies Attached.
 
-    After an error or a cancel the model is as it was. ``lease_id`` is the model's lease, or None for private tensors.
+    After an error or a cancel the model is as it was. Blocks come from the model's lease if it has one, else from its
+    private tensors.
     """
 
     attachment_id: Id
     model_id: Id
-    lease_id: Id | None
     device: Name
     slots: SlotCount
     backing: BackingChoice
@@ -86,9 +86,13 @@ class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):
 
 
 class Rebase(Message, frozen=True, kw_only=True, tag="transport.rebase"):
-    """Between two blocks, move an attachment to a lease that holds equal bytes. Replies Attached."""
+    """Between two forwards, bind a model, and its ring if it streams, to a lease that holds equal bytes.
 
-    attachment_id: Id
+    Replies Rebased. Never torn: a cancel waits. After an error each tensor still has right bytes, and a lease that
+    any of them reads is held.
+    """
+
+    model_id: Id
     lease_id: Id
 
 
@@ -105,10 +109,32 @@ class ReadRing(Message, frozen=True, kw_only=True, tag="transport.read_ring"):
     attachment_id: Id
 
 
+class ListAttachments(Message, frozen=True, kw_only=True, tag="transport.list"):
+    """Replies Attachments."""
+
+
+class Attachments(Message, frozen=True, kw_only=True, tag="transport.attachments"):
+    """All attachments of this process."""
+
+    attachments: tuple[AttachmentInfo, ...]
+
+
 class Attached(Message, frozen=True, kw_only=True, tag="transport.attached"):
     """The model streams."""
 
     info: AttachmentInfo
+
+
+class Rebased(Message, frozen=True, kw_only=True, tag="transport.rebased"):
+    """The model reads the lease; ``released_bytes`` of its former tensors were let go.
+
+    ``replaced_lease_id`` is the lease it was bound to before, now the asker's to release; ``info`` is None for a model
+    that does not stream.
+    """
+
+    released_bytes: SizeBytes
+    replaced_lease_id: Id | None
+    info: AttachmentInfo | None
 
 
 class Detached(Message, frozen=True, kw_only=True, tag="transport.detached"):
@@ -135,6 +161,10 @@ class Ring(Message, frozen=True, kw_only=True, tag="transport.ring"):
 # --- effects on the device port -------------------------------------------------------------------------------------
 
 
+class ListModelAttachments(Message, frozen=True, kw_only=True, tag="transport.effect.list"):
+    """Ask the resource table which attachments outlived the last incarnation. Outcome Attachments."""
+
+
 class AttachModel(Message, frozen=True, kw_only=True, tag="transport.effect.attach"):
     """Build slots and hooks. Outcome Attached."""
 
@@ -149,9 +179,9 @@ class DetachModel(Message, frozen=True, kw_only=True, tag="transport.effect.deta
 
 
 class RebaseModel(Message, frozen=True, kw_only=True, tag="transport.effect.rebase"):
-    """Drain copies and swap the host backing. Outcome Attached."""
+    """Wait for the running forwards, drain copies, re-bind. Outcome Rebased."""
 
-    attachment_id: Id
+    model_id: Id
     lease_id: Id
 
 
