@@ -36,6 +36,18 @@ class Subscription:
                 self._waiter = None
         return self._items.popleft()
 
+    def drain(self) -> list[Message]:
+        """The unread events, without waiting."""
+        events = list(self._items)
+        self._items.clear()
+        return events
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Take no more events; closing twice is harmless."""
         self._closed = True

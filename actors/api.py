@@ -1,0 +1,344 @@
+"""The async public API: load, publish in the background, adopt, attach for streaming, look, close."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+import torch
+
+from ..hwr.records import ModelRecord
+from ..messages.base import Message
+from ..messages.config import Config, Mode
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from ..messages.identity import ArtifactIdentity
+from ..messages.publisher import Publish
+from ..messages.report import PublicationOutcome, PublicationReport, ResolutionReport
+from ..messages.resolver import Resolve, Resolved
+from ..messages.store import LeaseInfo, Leases, ListLeases, Memory, ReadMemory, Release
+from ..messages.transport import (
+    AnnounceForwards,
+    Attach,
+    Attached,
+    AttachmentInfo,
+    Attachments,
+    BackingChoice,
+    Detach,
+    ListAttachments,
+    ReadRing,
+    Ring,
+    RingStats,
+)
+from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
+from .kernel.events import Subscription
+from .resources import ModelEntry
+
+M = TypeVar("M", bound=Message)
+
+
+class HostWeights:
+    """One process's share of a node-local store; use it as ``async with HostWeights(config) as host:``.
+
+    Lives on the running event loop and never owns it. Every method may be cancelled: what it began is then undone
+    before the cancel goes on. Modules that were loaded stay usable after ``close`` (their pages stay mapped until the
+    module is gone), but they no longer stream and no longer hold a lease.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._assembly = Assembly(config)
+        self._publications: dict[str, Publication] = {}
+
+    async def open(self) -> Self:
+        """Start the actors. Touches no file: the store is opened by the first load that needs it."""
+        await self._assembly.start()
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def load(
+        self,
+        factory: Callable[[], torch.nn.Module],
+        source: str | Path,
+        *,
+        record: ModelRecord | None = None,
+        name: str | None = None,
+        mode: Mode | None = None,
+        timeout_s: float | None = None,
+    ) -> "LoadedModel":
+        """Bring a model's weights in, from a lease if the artifact exists, else as the mode says.
+
+        ``factory`` builds the module; it may be called more than once, and its parameters are never initialised.
+        ``source`` is a safetensors file or a checkpoint directory. ``record`` says how checkpoint and module fit; by
+        default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
+        module's class). Raises HostWeightsError with the terminal failure of the resolution.
+        """
+        model_id, lease_id = _new_id("model"), _new_id("lease")
+        mode = self._config.mode if mode is None else mode
+        entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record)
+        self._assembly.resources.models.put(model_id, entry)
+        request = Resolve(
+            model_id=model_id,
+            lease_id=lease_id,
+            mode=mode,
+            validation=self._config.validation,
+            build_before_load=self._config.production.build_before_load,
+        )
+        try:
+            resolved = await self._ask(RESOLVER, request, Resolved, timeout_s)
+        except BaseException:
+            self._abandon(model_id, lease_id)
+            raise
+        if resolved.report.failure is not None:
+            self._abandon(model_id, lease_id)
+            raise HostWeightsError(resolved.report.failure)
+        module = entry.need_prepared().module
+        model = LoadedModel(self, model_id, module, resolved.report, resolved.identity)
+        if resolved.publishable and self._config.production.publish_after_load:
+            self.publish(model)
+        return model
+
+    def _abandon(self, model_id: str, lease_id: str) -> None:
+        self._assembly.resources.forget_model(model_id)
+        self._tell(STORE, Release(lease_id=lease_id))
+
+    def publish(self, model: "LoadedModel", *, adopt: bool | None = None) -> "Publication":
+        """Publish a loaded model in the background and, if asked, re-bind it to the published pages.
+
+        Returns at once. A model whose artifact exists already joins it. Forwards go on meanwhile; adoption happens
+        between two forwards and changes no bit of any output.
+        """
+        if model.identity is None:
+            text = (
+                f"model {model.model_id} was loaded with mode disabled and has no identity; load it with another mode"
+            )
+            raise error(Stage.PUBLICATION, Code.INVALID_CONFIG, text)
+        request = Publish(
+            publication_id=_new_id("publication"),
+            lease_id=_new_id("lease"),
+            model_id=model.model_id,
+            identity=model.identity,
+            validation=self._config.validation,
+            adopt=self._config.production.adopt if adopt is None else adopt,
+        )
+        publication = Publication(self._ask(PUBLISHER, request, PublicationReport), request)
+        model.publications.append(publication)
+        self._publications[request.publication_id] = publication
+        publication.on_end(lambda: self._publications.pop(request.publication_id, None))
+        return publication
+
+    async def adopt(self, model: "LoadedModel") -> PublicationReport:
+        """Re-bind a model to its artifact, publishing it first if nobody has; free its private tensors."""
+        return await self.publish(model, adopt=True).wait()
+
+    async def attach(
+        self,
+        model: "LoadedModel",
+        *,
+        device: str = "cpu",
+        slots: int = 2,
+        backing: BackingChoice = BackingChoice.AUTO,
+        timeout_s: float | None = None,
+    ) -> "Attachment":
+        """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
+
+        From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
+        """
+        attachment_id = _new_id("attachment")
+        request = Attach(
+            attachment_id=attachment_id, model_id=model.model_id, device=device, slots=slots, backing=backing
+        )
+        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        return Attachment(self, attached.info)
+
+    async def unload(self, model: "LoadedModel") -> None:
+        """Cancel the model's publication, stop its streaming, give its lease back and forget it. Idempotent."""
+        for publication in model.publications:
+            await publication.cancel()
+        for info in await self.attachments():
+            if info.model_id == model.model_id:
+                await self._assembly.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
+        entry = self._assembly.resources.forget_model(model.model_id)
+        lease_ids = [publication.lease_id for publication in model.publications]
+        if entry is not None and (bound := entry.unbind()) is not None:
+            lease_ids.append(bound)
+        for lease_id in lease_ids:
+            await self._assembly.ask(STORE, Release(lease_id=lease_id))
+
+    async def leases(self) -> tuple[LeaseInfo, ...]:
+        """The live leases of this process."""
+        return (await self._ask(STORE, ListLeases(), Leases)).leases
+
+    async def attachments(self) -> tuple[AttachmentInfo, ...]:
+        """The models that stream now."""
+        return (await self._ask(TRANSPORT, ListAttachments(), Attachments)).attachments
+
+    async def memory(self) -> Memory:
+        """What this process and its leases cost now."""
+        return await self._ask(STORE, ReadMemory(), Memory)
+
+    def events(self) -> Subscription:
+        """Reports and progress from now on, as an async iterator; close it, or use it as a context manager."""
+        return self._assembly.system.subscribe()
+
+    async def close(self) -> None:
+        """Cancel publications, stop streaming, give leases back, stop the actors.
+
+        Idempotent. A cancel does not tear it: it goes on once everything is down.
+        """
+        await _to_the_end(self._close())
+
+    async def _close(self) -> None:
+        for publication in list(self._publications.values()):
+            await publication.cancel()
+        await self._assembly.stop()
+
+    async def _ask(self, recipient: str, message: Message, reply: type[M], timeout_s: float | None = None) -> M:
+        answer = await self._assembly.ask(recipient, message, timeout_s)
+        assert isinstance(answer, reply), type(answer)
+        return answer
+
+    def _tell(self, recipient: str, message: Message) -> None:
+        self._assembly.tell(recipient, message)
+
+
+class LoadedModel:
+    """A model whose weights are in. ``module`` is the user's; parameters do not require gradients."""
+
+    def __init__(
+        self,
+        host: HostWeights,
+        model_id: str,
+        module: torch.nn.Module,
+        report: ResolutionReport,
+        identity: ArtifactIdentity | None,
+    ) -> None:
+        self._host = host
+        self.model_id = model_id
+        self.module = module
+        self.report = report
+        self.identity = identity
+        self.publications: list[Publication] = []
+
+    @property
+    def publication(self) -> "Publication | None":
+        """The first publication of this model: the one that ``load`` started, if it did."""
+        return self.publications[0] if self.publications else None
+
+    @property
+    def warm(self) -> bool:
+        """Whether the weights came from the store."""
+        return self.report.outcome.value.startswith("local_")
+
+    async def unload(self) -> None:
+        """``HostWeights.unload`` of this model."""
+        await self._host.unload(self)
+
+
+class Publication:
+    """A publication in the background."""
+
+    def __init__(self, work: Coroutine[Any, Any, PublicationReport], request: Publish) -> None:
+        self._request = request
+        self._task = asyncio.create_task(work, name=request.publication_id)
+
+    @property
+    def publication_id(self) -> str:
+        """The id in events and reports."""
+        return self._request.publication_id
+
+    @property
+    def lease_id(self) -> str:
+        """The lease that an adopted model is bound to."""
+        return self._request.lease_id
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._task.done()
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Call once when it has ended."""
+        self._task.add_done_callback(lambda _: call())
+
+    async def wait(self) -> PublicationReport:
+        """The report, once it has ended; cancelling the wait does not cancel the publication.
+
+        A failed publication is a report with a failure, not an error.
+        """
+        await asyncio.wait({self._task})
+        return self._report()
+
+    async def cancel(self) -> PublicationReport:
+        """Cancel it if it still runs, wait until nothing of it is left, and report."""
+        self._task.cancel()
+        return await self.wait()
+
+    def _report(self) -> PublicationReport:
+        failure = None
+        if not self._task.cancelled():
+            failed = self._task.exception()
+            if failed is None:
+                return self._task.result()
+            if not isinstance(failed, HostWeightsError):
+                raise failed
+            failure = failed.failure
+        return PublicationReport(
+            publication_id=self._request.publication_id,
+            outcome=PublicationOutcome.FAILED if failure else PublicationOutcome.CANCELLED,
+            key=None,
+            generation=None,
+            size_bytes=0,
+            tensors=0,
+            adopted=False,
+            seconds=0.0,
+            failure=failure,
+        )
+
+
+class Attachment:
+    """A model that streams."""
+
+    def __init__(self, host: HostWeights, info: AttachmentInfo) -> None:
+        self._assembly = host._assembly  # noqa: SLF001  one module, one owner
+        self.info = info
+
+    async def stats(self) -> RingStats:
+        """Counters of the ring since it was attached."""
+        answer = await self._assembly.ask(TRANSPORT, ReadRing(attachment_id=self.info.attachment_id))
+        assert isinstance(answer, Ring)
+        return answer.stats
+
+    async def announce(self, forwards: int) -> None:
+        """Say how many forwards follow, so that the last one prefetches nothing in vain."""
+        await self._assembly.ask(TRANSPORT, AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
+
+    async def detach(self, *, terminal: bool = False) -> None:
+        """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
+        await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid4().hex}"
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run work to its end although the caller is cancelled, however often; then let the cancel go on."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as caught:
+            cancelled = caught
+    task.result()
+    if cancelled is not None:
+        raise cancelled

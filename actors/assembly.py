@@ -1,0 +1,145 @@
+"""Puts the system together: resources, ports, actors, and the order in which they start and stop."""
+
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from ..messages.base import Message
+from ..messages.config import Config
+from ..messages.failure import Code, Stage, error
+from ..messages.publisher import ListPublications, Publish
+from ..messages.resolver import Resolve
+from ..messages.store import Build, Leased, Leases, ListLeases, Lookup, ReadMemory, Release
+from ..messages.transport import (
+    AnnounceForwards,
+    Attach,
+    Attached,
+    Attachments,
+    Detach,
+    ListAttachments,
+    ReadRing,
+    Rebase,
+)
+from .kernel.contract import ActorSpec
+from .kernel.system import ActorSystem
+from .ports.devices import LocalDevices
+from .ports.loader import LocalLoader
+from .ports.models import LocalModels
+from .ports.store import LocalStorePort
+from .publisher import PublisherActor
+from .resolver import ResolverActor
+from .resources import Resources
+from .store import StoreActor
+from .transport import TransportActor
+
+TRANSPORT = "transport"
+STORE = "store"
+RESOLVER = "resolver"
+PUBLISHER = "publisher"
+
+
+def _take_back(reply: Message) -> Message | None:
+    """What undoes a reply whose asker was cancelled in the same moment."""
+    match reply:
+        case Leased(lease=lease):
+            return Release(lease_id=lease.lease_id)
+        case Attached(info=info):
+            return Detach(attachment_id=info.attachment_id, terminal=False)
+        case _:
+            return None
+
+
+class Assembly:
+    """One actor system over one set of resources."""
+
+    def __init__(self, config: Config) -> None:
+        self.resources = Resources()
+        self._config = config
+        self._store_port = LocalStorePort(config, self.resources)
+        self._system: ActorSystem | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def system(self) -> ActorSystem:
+        """The running system; raises before ``start`` and after ``stop``."""
+        if self._system is None:
+            raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, "HostWeights is not open; use it as `async with`")
+        return self._system
+
+    async def start(self) -> None:
+        """Start the actors in supervision order: a crash restarts those after it, not those before."""
+        runtime = self._config.runtime
+        journal = None if runtime.journal is None else Path(runtime.journal)
+        system = ActorSystem(journal, runtime.shutdown_s)
+        self._system = await self._stack.enter_async_context(system)
+        self._stack.push_async_callback(self._wind_down, system)
+        for spec in self._specs():
+            await system.start(spec)
+
+    def _specs(self) -> tuple[ActorSpec, ...]:
+        limit = self._config.runtime.mailbox_limit
+        resources = self.resources
+        return (
+            ActorSpec(
+                name=TRANSPORT,
+                create=partial(TransportActor, LocalDevices(resources)),
+                accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ListAttachments),
+                undelivered=_take_back,
+                mailbox_limit=limit,
+                workers=1,
+            ),
+            ActorSpec(
+                name=STORE,
+                create=partial(StoreActor, self._store_port),
+                accepts=(Lookup, Build, Release, ListLeases, ReadMemory),
+                concurrent=(Lookup, Build),
+                undelivered=_take_back,
+                mailbox_limit=limit,
+                workers=4,
+            ),
+            ActorSpec(
+                name=RESOLVER,
+                create=partial(ResolverActor, LocalLoader(resources, self._store_port.digest_directory)),
+                accepts=(Resolve,),
+                concurrent=(Resolve,),
+                mailbox_limit=limit,
+                workers=2,
+            ),
+            ActorSpec(
+                name=PUBLISHER,
+                create=partial(PublisherActor, LocalModels(resources)),
+                accepts=(Publish, ListPublications),
+                concurrent=(Publish,),
+                mailbox_limit=limit,
+                workers=2,
+            ),
+        )
+
+    async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
+        """Ask one of the four actors."""
+        return await self.system.ask(recipient, message, timeout_s=timeout_s)
+
+    def tell(self, recipient: str, message: Message) -> None:
+        """Send clean-up that must not fail the caller; a stopped system has nothing left to clean up."""
+        if self._system is not None:
+            self._system.tell(recipient, message)
+
+    async def stop(self) -> None:
+        """Detach every model, give every lease back, stop the actors, close the store. Idempotent."""
+        try:
+            await self._stack.aclose()
+        finally:
+            self._system = None
+            self._store_port.shut()
+
+    async def _wind_down(self, system: ActorSystem) -> None:
+        """Hooks and copies go before leases; a crashed actor's share is taken down with the system."""
+        attachments = await system.ask(TRANSPORT, ListAttachments())
+        assert isinstance(attachments, Attachments)
+        for info in attachments.attachments:
+            await system.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
+        self.resources.forget_models()
+        leases = await system.ask(STORE, ListLeases())
+        assert isinstance(leases, Leases)
+        for lease in leases.leases:
+            await system.ask(STORE, Release(lease_id=lease.lease_id))

@@ -1,0 +1,156 @@
+"""The TransportActor's port: devices, backings and streamers of attached models."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import msgspec
+
+from ...dlo.backing import LeaseBacking, PrivateBacking, leased_blocks
+from ...dlo.contract import HostBacking
+from ...dlo.devices import open_device
+from ...dlo.discovery import BlockMap, discover
+from ...dlo.streamer import Streamer
+from ...hwr.adopt import adopt
+from ...hwr.budget import PlainBudget
+from ...hwr.memory import trim
+from ...messages.budget import Budget
+from ...messages.failure import Code, Stage, error
+from ...messages.transport import (
+    Announced,
+    AnnounceModel,
+    Attached,
+    AttachmentInfo,
+    Attachments,
+    AttachModel,
+    Backing,
+    BackingChoice,
+    Detached,
+    DetachModel,
+    ReadModelRing,
+    Rebased,
+    RebaseModel,
+    Ring,
+)
+from ..resources import AttachmentEntry, Resources
+
+
+class LocalDevices:
+    """Implements ``actors.transport.DevicePort``."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+
+    def attach(self, effect: AttachModel, budget: Budget) -> Attached:
+        """Open the device and stream the model, between two forwards; after an error the model is as it was."""
+        request = effect.request
+        entry = self._resources.models.get(request.model_id)
+        prepared = entry.need_prepared()
+        with ExitStack() as undo, entry.need_gate().exclusive(budget):
+            device = open_device(request.device)
+            undo.callback(device.close)
+            blocks = discover(prepared.module, prepared.record.blocks)
+            backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
+            undo.callback(backing.close)
+            streamer = Streamer.attach(prepared.module, blocks, device, backing, slots=request.slots, budget=budget)
+            undo.pop_all()
+        sizes = streamer.sizes
+        info = AttachmentInfo(
+            attachment_id=request.attachment_id,
+            model_id=request.model_id,
+            lease_id=entry.lease_id,
+            device=request.device,
+            backing=Backing.DIRECT if sizes.direct else Backing.STAGED,
+            slots=sizes.slots,
+            blocks=sizes.paths,
+            block_bytes=sizes.block_bytes,
+            slot_bytes=sizes.slot_bytes,
+        )
+        self._resources.attachments.put(
+            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks)
+        )
+        return Attached(info=info)
+
+    def detach(self, effect: DetachModel) -> Detached:
+        """Stop streaming between two forwards, close the device; a repeat after a failure goes on where it stopped."""
+        attachment = self._resources.attachments.find(effect.attachment_id)
+        if attachment is None:
+            return Detached(attachment_id=effect.attachment_id, known=False)
+        entry = self._resources.models.find(attachment.info.model_id)
+        with ExitStack() as stack:
+            if entry is not None:
+                stack.enter_context(entry.need_gate().exclusive(PlainBudget()))
+            attachment.streamer.detach(terminal=effect.terminal)
+        attachment.device.close()
+        self._resources.attachments.pop(effect.attachment_id)
+        return Detached(attachment_id=effect.attachment_id, known=True)
+
+    def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
+        """Move the ring first and the rest of the model next, then give free memory back to the system."""
+        entry = self._resources.models.get(effect.model_id)
+        prepared = entry.need_prepared()
+        lease = self._resources.leases.get(effect.lease_id).lease
+        attachment = self._attachment_of(effect.model_id)
+        with entry.need_gate().exclusive(budget):
+            info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)
+            released_bytes = adopt(prepared.module, prepared.record, lease)
+            replaced = entry.bind(effect.model_id, lease)
+        entry.producer = None
+        trim()
+        return Rebased(released_bytes=released_bytes, replaced_lease_id=replaced, info=info)
+
+    def _attachment_of(self, model_id: str) -> AttachmentEntry | None:
+        found = (each for each in self._resources.attachments.all() if each.info.model_id == model_id)
+        return next(found, None)
+
+    def _rebase_ring(self, attachment: AttachmentEntry, lease_id: str, budget: Budget) -> AttachmentInfo:
+        choice = attachment.choice
+        backing = self._lease_backing(attachment.info.attachment_id, attachment.blocks, lease_id, choice)
+        with ExitStack() as undo:
+            undo.callback(backing.close)
+            attachment.streamer.rebase(backing, budget)
+            undo.pop_all()
+        kind = Backing.STAGED if choice is BackingChoice.STAGED else Backing.DIRECT
+        attachment.info = msgspec.structs.replace(attachment.info, lease_id=lease_id, backing=kind)
+        return attachment.info
+
+    def announce(self, effect: AnnounceModel) -> Announced:
+        """Tell the ring how many forwards follow."""
+        self._resources.attachments.get(effect.attachment_id).streamer.announce(effect.forwards)
+        return Announced(attachment_id=effect.attachment_id, forwards=effect.forwards)
+
+    def read(self, effect: ReadModelRing) -> Ring:
+        """The ring's counters."""
+        stats = self._resources.attachments.get(effect.attachment_id).streamer.stats()
+        return Ring(attachment_id=effect.attachment_id, stats=stats)
+
+    def attachments(self) -> Attachments:
+        """What stands in the resource table."""
+        return Attachments(attachments=tuple(each.info for each in self._resources.attachments.all()))
+
+    def _backing(self, holder: str, blocks: BlockMap, model_id: str, choice: BackingChoice) -> HostBacking:
+        entry = self._resources.models.get(model_id)
+        if entry.lease_id is not None:
+            return self._lease_backing(holder, blocks, entry.lease_id, choice)
+        if choice is BackingChoice.DIRECT:
+            text = (
+                f"model {model_id} holds private tensors, which lie scattered and cannot be copied directly; adopt its "
+                "artifact first, or attach with backing auto or staged"
+            )
+            raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text, model=model_id)
+        return PrivateBacking(entry.need_prepared().module, blocks)
+
+    def _lease_backing(self, holder: str, blocks: BlockMap, lease_id: str, choice: BackingChoice) -> HostBacking:
+        lease = self._resources.leases.get(lease_id).lease
+        with ExitStack() as hold:
+            hold.enter_context(lease.hold(holder))
+            release: Callable[[], None] = hold.pop_all().close
+        try:
+            return LeaseBacking(
+                lease,
+                leased_blocks(blocks, lease.manifest),
+                direct=choice is not BackingChoice.STAGED,
+                release=release,
+            )
+        except BaseException:
+            release()
+            raise

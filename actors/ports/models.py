@@ -1,0 +1,32 @@
+"""The PublisherActor's port: producers of loaded models, registered by id."""
+
+from ...hwr.producers import ModelProducer
+from ...messages.budget import Budget
+from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
+from ..resources import Resources
+
+
+class LocalModels:
+    """Implements ``actors.publisher.ModelPort``."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+
+    def register(self, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
+        """Enter a producer: the one made when the model was loaded, or a new one between two forwards."""
+        entry = self._resources.models.get(effect.model_id)
+        producer = entry.producer
+        if producer is None:
+            prepared = entry.need_prepared()
+            with entry.need_gate().exclusive(budget):
+                producer = ModelProducer(prepared.module, prepared.ownership)
+        self._resources.producers.put(effect.producer_id, producer)
+        return ProducerRegistered(
+            tensors=len(producer.plan.tensors),
+            size_bytes=sum(tensor.size_bytes for tensor in entry.need_prepared().ownership.tensors),
+        )
+
+    def forget(self, producer_id: str) -> ProducerForgotten:
+        """Take a producer out; twice is harmless."""
+        self._resources.producers.pop(producer_id)
+        return ProducerForgotten(producer_id=producer_id)

@@ -1,0 +1,123 @@
+"""The StoreActor's port: one local store, opened by the first call that needs it."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ...hwr.contract import Lease, Miss
+from ...hwr.identity import artifact_key
+from ...hwr.memory import mapped_memory, process_memory
+from ...hwr.store import LocalStore
+from ...messages.budget import Budget
+from ...messages.config import Config
+from ...messages.failure import HostWeightsError
+from ...messages.store import (
+    BuildArtifact,
+    Leased,
+    LeaseInfo,
+    Leases,
+    LookupArtifact,
+    MappingMemory,
+    Memory,
+    Missed,
+    ProcessMemory,
+    Released,
+)
+from ..resources import LeaseEntry, Resources
+
+
+class LocalStorePort:
+    """Implements ``actors.store.StorePort``. Safe to use from the actor's worker threads."""
+
+    def __init__(self, config: Config, resources: Resources) -> None:
+        self._config = config
+        self._leases = resources.leases
+        self._producers = resources.producers
+        self._opening = threading.Lock()
+        self._store: LocalStore | None = None
+
+    def lookup(self, effect: LookupArtifact, budget: Budget) -> Leased | Missed:
+        """Look up, validate, lease, and enter the lease into the resource table."""
+        store = self._open(budget)
+        found = store.lookup(effect.identity, effect.validation, budget, lease_id=effect.lease_id)
+        if isinstance(found, Miss):
+            return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
+        return Leased(lease=self._enter(found))
+
+    def build(self, effect: BuildArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased:
+        """Build or join, lease, and enter the lease into the resource table."""
+        store = self._open(budget)
+        producer = self._producers.get(effect.producer_id)
+        result = store.build(effect.identity, producer, effect.validation, budget, progress, lease_id=effect.lease_id)
+        return Leased(lease=self._enter(result.lease), built=result.built, joined=result.joined)
+
+    def close(self, lease_id: str) -> Released:
+        """Close a lease; one that is held stays, and the refusal names its holders."""
+        entry = self._leases.find(lease_id)
+        if entry is None:
+            return Released(lease_id=lease_id, known=False)
+        entry.lease.close()
+        self._leases.pop(lease_id)
+        return Released(lease_id=lease_id, known=True)
+
+    def recover(self) -> Leases:
+        """The leases that stand in the resource table."""
+        return Leases(leases=tuple(entry.info for entry in self._leases.all()))
+
+    def memory(self) -> Memory:
+        """What the kernel counts for this process and for the mappings of its leases."""
+        process = process_memory()
+        mappings = []
+        for entry in self._leases.all():
+            mapped = mapped_memory(entry.lease.directory)
+            mappings.append(
+                MappingMemory(
+                    lease_id=entry.info.lease_id,
+                    rss_bytes=mapped.rss_bytes,
+                    pss_bytes=mapped.pss_bytes,
+                    anonymous_bytes=mapped.anonymous_bytes,
+                )
+            )
+        return Memory(
+            process=ProcessMemory(private_bytes=process.anonymous_bytes, pss_bytes=process.pss_bytes),
+            mappings=tuple(mappings),
+        )
+
+    def digest_directory(self, budget: Budget) -> Path | None:
+        """Where source digests are remembered; None while the store cannot be opened, which lookups will report."""
+        with suppress(HostWeightsError):
+            return self._open(budget).root / "digests"
+        return None
+
+    def shut(self) -> None:
+        """Close the store; a later call opens it again."""
+        with self._opening:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def _open(self, budget: Budget) -> LocalStore:
+        with self._opening:
+            if self._store is None:
+                self._store = LocalStore.open(Path(self._config.root), self._config.wait, budget)
+            return self._store
+
+    def _enter(self, lease: Lease) -> LeaseInfo:
+        manifest = lease.manifest
+        info = LeaseInfo(
+            lease_id=lease.lease_id,
+            key=manifest.key,
+            generation=lease.directory.name,
+            publication_id=lease.publication_id,
+            directory=str(lease.directory),
+            size_bytes=sum(file.size_bytes for file in manifest.files),
+            tensors=len(manifest.tensors),
+            blocks=len(manifest.blocks),
+        )
+        try:
+            self._leases.put(lease.lease_id, LeaseEntry(lease, info))
+        except HostWeightsError:
+            lease.close()
+            raise
+        return info

@@ -1,0 +1,181 @@
+"""Live objects that outlive an actor's incarnation, by the ids that messages use.
+
+A restarted actor finds its leases and attachments here. Safe to use from the actors' worker threads; a table never
+waits for anything while it is locked.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+
+from ..dlo.contract import Device
+from ..dlo.discovery import BlockMap
+from ..dlo.streamer import Streamer
+from ..hwr.checkpoint import Checkpoint
+from ..hwr.contract import Lease, Producer
+from ..hwr.gate import ForwardGate
+from ..hwr.ownership import Ownership
+from ..hwr.records import ModelRecord
+from ..hwr.restore import RestorePlan
+from ..messages.failure import Code, Stage, error
+from ..messages.plan import WeightPlan
+from ..messages.store import LeaseInfo
+from ..messages.transport import AttachmentInfo, BackingChoice
+
+T = TypeVar("T")
+
+
+class Table(Generic[T]):
+    """Live objects of one kind, by id."""
+
+    def __init__(self, kind: str, unknown: Code) -> None:
+        self._kind = kind
+        self._unknown = unknown
+        self._items: dict[str, T] = {}
+        self._lock = threading.Lock()
+
+    def put(self, item_id: str, item: T) -> None:
+        """Enter a new object; an id is never used twice."""
+        with self._lock:
+            if item_id in self._items:
+                raise error(Stage.LIFECYCLE, Code.INVALID_CONFIG, f"{self._kind} id {item_id} is already in use")
+            self._items[item_id] = item
+
+    def get(self, item_id: str) -> T:
+        """The object; raises the kind's "unknown" failure."""
+        with self._lock:
+            if item_id not in self._items:
+                text = f"there is no {self._kind} with id {item_id} in this process; it was given back, or never made"
+                raise error(Stage.LIFECYCLE, self._unknown, text)
+            return self._items[item_id]
+
+    def find(self, item_id: str) -> T | None:
+        """The object, or None."""
+        with self._lock:
+            return self._items.get(item_id)
+
+    def pop(self, item_id: str) -> T | None:
+        """Take the object out; None if it is not there."""
+        with self._lock:
+            return self._items.pop(item_id, None)
+
+    def ids(self) -> list[str]:
+        """A snapshot, oldest first."""
+        with self._lock:
+            return list(self._items)
+
+    def all(self) -> list[T]:
+        """A snapshot, oldest first."""
+        with self._lock:
+            return list(self._items.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton."""
+
+    module: torch.nn.Module
+    record: ModelRecord
+    ownership: Ownership
+    checkpoint: Checkpoint
+    plan: WeightPlan
+
+
+@dataclass(slots=True)
+class ModelEntry:
+    """One model between ``load`` and ``unload``; it is resolved first, and published or attached only after that.
+
+    ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
+    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``.
+    """
+
+    factory: Callable[[], torch.nn.Module]
+    source: Path
+    name: str | None
+    record: ModelRecord | None
+    prepared: Prepared | None = None
+    restore: RestorePlan | None = None
+    gate: ForwardGate | None = None
+    producer: Producer | None = None
+    lease_id: str | None = None
+    hold: ExitStack = field(default_factory=ExitStack)
+
+    def bind(self, model_id: str, lease: Lease) -> str | None:
+        """Hold the lease that the model reads from now on; returns the id of the one it read before."""
+        hold = ExitStack()
+        hold.enter_context(lease.hold(f"model {model_id}"))
+        replaced = self.unbind()
+        self.lease_id, self.hold = lease.lease_id, hold
+        return replaced
+
+    def unbind(self) -> str | None:
+        """Let the lease go; returns its id."""
+        released, self.lease_id = self.lease_id, None
+        self.hold.close()
+        return released
+
+    def need_prepared(self) -> Prepared:
+        """The prepared model; an actor that needs it runs after the one that made it."""
+        assert self.prepared is not None, "the model was not identified"
+        return self.prepared
+
+    def need_restore(self) -> RestorePlan:
+        """The restore plan."""
+        assert self.restore is not None, "no restore was planned"
+        return self.restore
+
+    def need_gate(self) -> ForwardGate:
+        """The gate around the loaded model's forward."""
+        assert self.gate is not None, "the model was not loaded"
+        return self.gate
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEntry:
+    """A lease and how messages describe it."""
+
+    lease: Lease
+    info: LeaseInfo
+
+
+@dataclass(slots=True)
+class AttachmentEntry:
+    """A streamed model, how messages describe it, and its device; the streamer's backing holds the lease."""
+
+    info: AttachmentInfo
+    choice: BackingChoice
+    streamer: Streamer
+    device: Device
+    blocks: BlockMap
+
+
+@dataclass(slots=True)
+class Resources:
+    """The four tables of one HostWeights."""
+
+    models: Table[ModelEntry] = field(default_factory=lambda: Table("model", Code.MODEL_UNKNOWN))
+    leases: Table[LeaseEntry] = field(default_factory=lambda: Table("lease", Code.LEASE_UNKNOWN))
+    producers: Table[Producer] = field(default_factory=lambda: Table("producer", Code.PRODUCER_FAILED))
+    attachments: Table[AttachmentEntry] = field(default_factory=lambda: Table("attachment", Code.NOT_ATTACHED))
+
+    def forget_model(self, model_id: str) -> ModelEntry | None:
+        """Drop a model and its checkpoint producer; None if it is already gone."""
+        self.producers.pop(checkpoint_producer_id(model_id))
+        return self.models.pop(model_id)
+
+    def forget_models(self) -> None:
+        """Drop every model and let its lease go; what its user still refers to stays usable."""
+        for model_id in self.models.ids():
+            entry = self.forget_model(model_id)
+            if entry is not None:
+                entry.unbind()
+
+
+def checkpoint_producer_id(model_id: str) -> str:
+    """The id of the producer that streams a model's checkpoint."""
+    return f"checkpoint-{model_id}"

@@ -1,0 +1,273 @@
+"""D2: the async API on the real store, the real cpu device and a real checkpoint."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy, open_sync
+from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
+from hostweights.messages.store import BuildProgress
+from tiny_model import IDS, Tiny, factory, make_checkpoint, plain, run
+
+pytestmark = pytest.mark.asyncio
+
+
+def config(tmp_path: Path, mode: Mode = Mode.PREFERRED, production: ProductionPolicy | None = None) -> Config:
+    return Config(root=str(tmp_path / "store"), mode=mode, production=production or ProductionPolicy())
+
+
+async def test_D2_cold_load_serves_publishes_and_adopts(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    expected = plain(source)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.report.outcome is Outcome.CANONICAL
+        assert torch.equal(run(model.module), expected)
+        assert model.publication is not None
+
+        report = await model.publication.wait()
+
+        assert report.failure is None
+        assert report.outcome is PublicationOutcome.PUBLISHED
+        assert report.adopted
+        assert torch.equal(run(model.module), expected)
+        (lease,) = await host.leases()
+        assert lease.blocks == 3
+
+
+async def test_D2_second_load_is_warm_and_equal(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        first = await host.load(factory(), source)
+        assert first.publication is not None
+        await first.publication.wait()
+
+    async with HostWeights(config(tmp_path, Mode.REQUIRED)) as host:
+        second = await host.load(factory(), source)
+
+        assert second.warm
+        assert second.report.outcome is Outcome.LOCAL_HIT
+        assert second.publication is None
+        assert torch.equal(run(second.module), plain(source))
+
+
+async def test_B6_ties_buffers_and_gradients_after_a_warm_load(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    policy = ProductionPolicy(build_before_load=True)
+    async with HostWeights(config(tmp_path, production=policy)) as host:
+        model = await host.load(factory(), source)
+        module = model.module
+
+        assert isinstance(module, Tiny)
+        assert model.report.outcome is Outcome.LOCAL_BUILD
+        assert module.head.weight is module.embed.weight
+        assert torch.equal(module.scale, torch.linspace(0.5, 1.5, 32))
+        assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("adopt_first", [True, False])
+async def test_C2_streamed_equals_resident_before_and_after_adoption(tmp_path: Path, adopt_first: bool) -> None:
+    source = make_checkpoint(tmp_path, blocks=5)
+    expected = plain(source, blocks=5)
+    production = ProductionPolicy(publish_after_load=False)
+    async with HostWeights(config(tmp_path, production=production)) as host:
+        model = await host.load(factory(5), source)
+        if adopt_first:
+            await host.adopt(model)
+        attachment = await host.attach(model, slots=2)
+        assert torch.equal(run(model.module), expected)
+        if not adopt_first:
+            report = await host.adopt(model)
+            assert report.adopted
+        assert torch.equal(run(model.module), expected)
+        assert (await host.attachments())[0].lease_id is not None
+
+        stats = await attachment.stats()
+        await attachment.detach()
+        await attachment.detach()
+
+        assert stats.copies >= 5
+        assert torch.equal(run(model.module), expected)
+
+
+async def test_A13_a_publication_goes_on_while_the_model_serves(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path, blocks=4, width=256)
+    expected = plain(source, blocks=4, width=256)
+    async with HostWeights(config(tmp_path)) as host:
+        with host.events() as events:
+            model = await host.load(factory(4, 256), source)
+            await host.attach(model)
+            assert model.publication is not None
+            while not model.publication.done:
+                assert torch.equal(await asyncio.get_running_loop().run_in_executor(None, run, model.module), expected)
+            report = await model.publication.wait()
+            seen = events.drain()
+
+        assert report.adopted
+        assert torch.equal(run(model.module), expected)
+        assert {type(event) for event in seen} >= {ResolutionReport, PublicationReport, BuildProgress}
+
+
+async def test_A13_a_cancelled_publication_leaves_the_model_and_nothing_else(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    expected = plain(source)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.publication is not None
+
+        report = await model.publication.cancel()
+
+        assert report.outcome in {PublicationOutcome.CANCELLED, PublicationOutcome.PUBLISHED}
+        assert torch.equal(run(model.module), expected)
+    assert not list((tmp_path / "store").glob("staging/*"))
+
+
+async def test_A1_disabled_touches_nothing(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path, Mode.DISABLED)) as host:
+        model = await host.load(factory(), source)
+
+        assert model.report.outcome is Outcome.DISABLED
+        assert model.publication is None
+        assert torch.equal(run(model.module), plain(source))
+        with pytest.raises(HostWeightsError, match="mode disabled"):
+            host.publish(model)
+    assert not (tmp_path / "store").exists()
+
+
+async def test_A1_required_without_an_artifact_fails_with_the_way_out(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path, Mode.REQUIRED)) as host:
+        with pytest.raises(HostWeightsError, match="build_before_load") as caught:
+            await host.load(factory(), source)
+        assert caught.value.code is Code.ARTIFACT_MISSING
+        assert await host.leases() == ()
+
+
+async def test_B2_a_missing_weight_file_is_named(tmp_path: Path) -> None:
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match="no-such") as caught:
+            await host.load(factory(), tmp_path / "no-such")
+    assert caught.value.code is Code.SOURCE_MISSING
+    assert not (tmp_path / "store" / "artifacts").exists() or not list((tmp_path / "store" / "artifacts").iterdir())
+
+
+async def test_T03_a_truncated_weight_file_is_named(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    source.write_bytes(source.read_bytes()[:-100])
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match=r"model\.safetensors") as caught:
+            await host.load(factory(), source)
+    assert caught.value.code is Code.SOURCE_CORRUPT
+
+
+async def test_A9_an_unusable_root_falls_back_loudly_or_fails(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    (tmp_path / "store").write_text("not a directory")
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.report.outcome is Outcome.CANONICAL
+        assert model.publication is None
+        assert [attempt.failure.code for attempt in model.report.attempts if attempt.failure] == [
+            Code.DOMAIN_UNAVAILABLE
+        ]
+        with pytest.raises(HostWeightsError, match="store"):
+            await host.load(factory(), source, mode=Mode.REQUIRED)
+
+
+async def test_D2_unload_gives_everything_back(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.publication is not None
+        await model.publication.wait()
+        await host.attach(model)
+
+        await model.unload()
+        await model.unload()
+
+        assert await host.leases() == ()
+        assert await host.attachments() == ()
+
+
+async def test_D2_a_second_attach_is_refused_by_name(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        await host.attach(model)
+        with pytest.raises(HostWeightsError) as caught:
+            await host.attach(model)
+    assert caught.value.code is Code.ALREADY_ATTACHED
+
+
+async def test_D2_an_unknown_device_is_refused_and_the_model_still_serves(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        with pytest.raises(HostWeightsError, match="warp:9") as caught:
+            await host.attach(model, device="warp:9")
+        assert torch.equal(run(model.module), plain(source))
+    assert caught.value.code is Code.DEVICE_UNAVAILABLE
+
+
+async def test_D2_modules_stay_usable_after_close_and_nothing_runs_any_more(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    threads = set(threading.enumerate())
+    host = HostWeights(config(tmp_path))
+    await host.open()
+    model = await host.load(factory(), source)
+    assert model.publication is not None
+    await model.publication.wait()
+    await host.attach(model)
+    await host.close()
+    await host.close()
+
+    assert torch.equal(run(model.module), plain(source))
+    assert set(threading.enumerate()) == threads
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_D2_using_a_closed_host_says_so(tmp_path: Path) -> None:
+    host = HostWeights(config(tmp_path))
+    with pytest.raises(HostWeightsError, match="not open"):
+        await host.leases()
+
+
+async def test_D2_memory_of_an_adopted_model_is_shared(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path, blocks=4, width=256)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(4, 256), source)
+        assert model.publication is not None
+        await model.publication.wait()
+        run(model.module)
+
+        (mapping,) = (await host.memory()).mappings
+
+        assert mapping.rss_bytes > 0
+        assert mapping.anonymous_bytes == 0
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_D2_sync_facade(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+
+    def script() -> tuple[bool, bool, int]:
+        with open_sync(config(tmp_path)) as host:
+            model = host.load(factory(), source)
+            report = host.adopt(model)
+            attachment = host.attach(model)
+            equal = torch.equal(run(model.module), plain(source))
+            copies = host.ring(attachment).copies
+            host.detach(attachment)
+            host.unload(model)
+            return report.adopted, equal, copies
+
+    adopted, equal, copies = await asyncio.get_running_loop().run_in_executor(None, script)
+
+    assert adopted
+    assert equal
+    assert copies >= 3
+    assert IDS.shape == (2, 6)
