@@ -1,1 +1,1 @@
-"""The demo."""
+"""``hostweights demo``: real weights, a cold and a warm worker, streamed blocks, compared to the bit."""

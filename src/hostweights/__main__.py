@@ -1,0 +1,5 @@
+"""``python -m hostweights``."""
+
+from hostweights.cli import main
+
+main()
