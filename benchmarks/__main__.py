@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SUITES = ("actors",)
+SUITES = ("actors", "memory")
 PACKAGES = ("hostweights", "torch", "msgspec")
 
 

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypedDict
 
+from benchmarks.results_format import Goal, Results
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
 from hostweights.messages.base import Message
 
@@ -39,22 +40,6 @@ class Row(TypedDict):
     tells_per_s: float
 
 
-class Goal(TypedDict):
-    """One ratio to the floor."""
-
-    id: str
-    goal: str
-    value: float
-    met: bool
-
-
-class Results(TypedDict):
-    """What ``run`` returns."""
-
-    rows: list[Row]
-    goals: list[Goal]
-
-
 class Adder:
     """Adds one; says when it has seen the last of many."""
 
@@ -66,7 +51,7 @@ class Adder:
 
     async def receive(self, message: Message, context: Context) -> Message | None:  # noqa: ARG002 - the protocol's signature
         """Add one."""
-        assert isinstance(message, Add)  # noqa: S101 - for the type checker; as cheap as the floor's handler
+        assert isinstance(message, Add)
         if message.n == TELLS:
             self.last.set()
         return Add(n=message.n + 1)
