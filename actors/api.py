@@ -1,6 +1,7 @@
 """The async public API: load, publish in the background, adopt, attach for streaming, look, close."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,9 @@ from ..messages.transport import (
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .kernel.events import Subscription
 from .resources import ModelEntry
+from .stats import AttachmentStats, HostStats
+
+_LOG = logging.getLogger("hostweights")
 
 M = TypeVar("M", bound=Message)
 
@@ -52,8 +56,19 @@ class HostWeights:
         self._publications: dict[str, Publication] = {}
 
     async def open(self) -> Self:
-        """Start the actors. Touches no file: the store is opened by the first load that needs it."""
-        await self._assembly.start()
+        """Start the actors. Touches no file of the store: the first load that needs it opens it.
+
+        After an error or a cancel nothing runs. Opening what is open is refused and changes nothing.
+        """
+        if self._assembly.running:
+            raise error(
+                Stage.LIFECYCLE, Code.INVALID_CONFIG, "this HostWeights is open already; use it, or make another"
+            )
+        try:
+            await self._assembly.start()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aenter__(self) -> Self:
@@ -100,6 +115,7 @@ class HostWeights:
         if resolved.report.failure is not None:
             self._abandon(model_id, lease_id)
             raise HostWeightsError(resolved.report.failure)
+        _warn(resolved.report)
         module = entry.need_prepared().module
         model = LoadedModel(self, model_id, module, resolved.report, resolved.identity)
         if resolved.publishable and self._config.production.publish_after_load:
@@ -160,17 +176,21 @@ class HostWeights:
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:
-        """Cancel the model's publication, stop its streaming, give its lease back and forget it. Idempotent."""
+        """Cancel the model's publications, stop its streaming, give its leases back and forget it.
+
+        Idempotent; never torn by a cancel; after an error, call it again. The module stays usable by its user.
+        """
+        await _to_the_end(self._unload(model))
+
+    async def _unload(self, model: "LoadedModel") -> None:
         for publication in model.publications:
             await publication.cancel()
         for info in await self.attachments():
             if info.model_id == model.model_id:
                 await self._assembly.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
-        entry = self._assembly.resources.forget_model(model.model_id)
+        bound = self._assembly.resources.forget_model(model.model_id)
         lease_ids = [publication.lease_id for publication in model.publications]
-        if entry is not None and (bound := entry.unbind()) is not None:
-            lease_ids.append(bound)
-        for lease_id in lease_ids:
+        for lease_id in lease_ids if bound is None else {*lease_ids, bound}:
             await self._assembly.ask(STORE, Release(lease_id=lease_id))
 
     async def leases(self) -> tuple[LeaseInfo, ...]:
@@ -181,8 +201,23 @@ class HostWeights:
         """The models that stream now."""
         return (await self._ask(TRANSPORT, ListAttachments(), Attachments)).attachments
 
+    async def stats(self) -> HostStats:
+        """A snapshot of counters; cheap enough to ask for every second."""
+        attachments = [
+            AttachmentStats(info=info, ring=await self._ring(info.attachment_id)) for info in await self.attachments()
+        ]
+        return HostStats(
+            leases=await self.leases(),
+            attachments=tuple(attachments),
+            publications=tuple(self._publications),
+            runtime=self._assembly.system.stats(),
+        )
+
+    async def _ring(self, attachment_id: str) -> RingStats:
+        return (await self._ask(TRANSPORT, ReadRing(attachment_id=attachment_id), Ring)).stats
+
     async def memory(self) -> Memory:
-        """What this process and its leases cost now."""
+        """What this process and its leases cost now; reads the kernel's accounting, some milliseconds."""
         return await self._ask(STORE, ReadMemory(), Memory)
 
     def events(self) -> Subscription:
@@ -324,6 +359,13 @@ class Attachment:
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
         await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
+
+
+def _warn(report: ResolutionReport) -> None:
+    """A mode that could not apply says so loudly."""
+    for attempt in report.attempts:
+        if attempt.failure is not None:
+            _LOG.warning("%s: %s (went on with %s)", attempt.stage, attempt.failure.text, attempt.action)
 
 
 def _new_id(prefix: str) -> str:

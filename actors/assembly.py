@@ -20,7 +20,8 @@ from ..messages.transport import (
     ReadRing,
     Rebase,
 )
-from .kernel.contract import ActorSpec
+from .kernel.blocking import in_own_thread
+from .kernel.contract import ActorSpec, RestartPolicy
 from .kernel.system import ActorSystem
 from .ports.devices import LocalDevices
 from .ports.loader import LocalLoader
@@ -36,6 +37,9 @@ TRANSPORT = "transport"
 STORE = "store"
 RESOLVER = "resolver"
 PUBLISHER = "publisher"
+
+RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
+"""Faults of the host that may pass; what an actor held stands in the resources. All else is a bug of ours."""
 
 
 def _take_back(reply: Message) -> Message | None:
@@ -66,8 +70,16 @@ class Assembly:
             raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, "HostWeights is not open; use it as `async with`")
         return self._system
 
+    @property
+    def running(self) -> bool:
+        """Whether ``system`` can be used."""
+        return self._system is not None
+
     async def start(self) -> None:
-        """Start the actors in supervision order: a crash restarts those after it, not those before."""
+        """Start the actors in supervision order: a crash restarts those after it, not those before.
+
+        After an error ``stop`` takes down what was started.
+        """
         runtime = self._config.runtime
         journal = None if runtime.journal is None else Path(runtime.journal)
         system = ActorSystem(journal, runtime.shutdown_s)
@@ -86,6 +98,7 @@ class Assembly:
                 accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ListAttachments),
                 undelivered=_take_back,
                 mailbox_limit=limit,
+                restart=RESTART,
                 workers=1,
             ),
             ActorSpec(
@@ -95,6 +108,7 @@ class Assembly:
                 concurrent=(Lookup, Build),
                 undelivered=_take_back,
                 mailbox_limit=limit,
+                restart=RESTART,
                 workers=4,
             ),
             ActorSpec(
@@ -103,6 +117,7 @@ class Assembly:
                 accepts=(Resolve,),
                 concurrent=(Resolve,),
                 mailbox_limit=limit,
+                restart=RESTART,
                 workers=2,
             ),
             ActorSpec(
@@ -111,6 +126,7 @@ class Assembly:
                 accepts=(Publish, ListPublications),
                 concurrent=(Publish,),
                 mailbox_limit=limit,
+                restart=RESTART,
                 workers=2,
             ),
         )
@@ -130,10 +146,14 @@ class Assembly:
             await self._stack.aclose()
         finally:
             self._system = None
-            self._store_port.shut()
+            await in_own_thread("hostweights-close", self._close_resources)
+
+    def _close_resources(self) -> None:
+        self.resources.close()
+        self._store_port.shut()
 
     async def _wind_down(self, system: ActorSystem) -> None:
-        """Hooks and copies go before leases; a crashed actor's share is taken down with the system."""
+        """Hooks and copies go before leases. What a crashed actor leaves is taken down after the system."""
         attachments = await system.ask(TRANSPORT, ListAttachments())
         assert isinstance(attachments, Attachments)
         for info in attachments.attachments:

@@ -163,17 +163,30 @@ class Resources:
     producers: Table[Producer] = field(default_factory=lambda: Table("producer", Code.PRODUCER_FAILED))
     attachments: Table[AttachmentEntry] = field(default_factory=lambda: Table("attachment", Code.NOT_ATTACHED))
 
-    def forget_model(self, model_id: str) -> ModelEntry | None:
-        """Drop a model and its checkpoint producer; None if it is already gone."""
+    def forget_model(self, model_id: str) -> str | None:
+        """Drop a model and its checkpoint producer, and let its lease go; returns the lease's id if it had one.
+
+        What the user still refers to stays usable. Harmless for a model that is already gone.
+        """
         self.producers.pop(checkpoint_producer_id(model_id))
-        return self.models.pop(model_id)
+        entry = self.models.pop(model_id)
+        return None if entry is None else entry.unbind()
 
     def forget_models(self) -> None:
-        """Drop every model and let its lease go; what its user still refers to stays usable."""
+        """Drop every model."""
         for model_id in self.models.ids():
-            entry = self.forget_model(model_id)
-            if entry is not None:
-                entry.unbind()
+            self.forget_model(model_id)
+
+    def close(self) -> None:
+        """Take down what actors that crashed could not: hooks and copies first, leases next. Blocking; idempotent."""
+        self.forget_models()
+        for attachment in self.attachments.all():
+            attachment.streamer.detach(terminal=False)
+            attachment.device.close()
+            self.attachments.pop(attachment.info.attachment_id)
+        for entry in self.leases.all():
+            entry.lease.close()
+            self.leases.pop(entry.info.lease_id)
 
 
 def checkpoint_producer_id(model_id: str) -> str:

@@ -88,8 +88,8 @@ class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):
 class Rebase(Message, frozen=True, kw_only=True, tag="transport.rebase"):
     """Between two forwards, bind a model, and its ring if it streams, to a lease that holds equal bytes.
 
-    Replies Rebased. Never torn: a cancel waits. After an error each tensor still has right bytes, and a lease that
-    any of them reads is held.
+    Replies Rebased. A cancel ends the wait for running forwards; a re-bind that has begun is finished and stands. After
+    an error or a cancel each tensor has right bytes, and a lease that any of them reads is held.
     """
 
     model_id: Id

@@ -159,6 +159,15 @@ async def run_blocking(
     return job.result()
 
 
+async def in_own_thread(name: str, call: Callable[[], T]) -> T:
+    """Run a call that may block in a thread made for it, and wait for both to end, cancelled or not."""
+    pool = WorkerPool(name, 1, asyncio.get_running_loop())
+    try:
+        return await run_blocking(pool, CallBudget(None), lambda _: call(), None)
+    finally:
+        await pool.close()
+
+
 async def _undo(pool: WorkerPool, undo: Callable[[T], None], result: T) -> None:
     job = Job(lambda: undo(result))
     pool.submit(job)

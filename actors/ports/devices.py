@@ -44,6 +44,9 @@ class LocalDevices:
         """Open the device and stream the model, between two forwards; after an error the model is as it was."""
         request = effect.request
         entry = self._resources.models.get(request.model_id)
+        if (other := self._attachment_of(request.model_id)) is not None:
+            text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
+            raise error(Stage.TRANSPORT, Code.ALREADY_ATTACHED, text, attachment=other.info.attachment_id)
         prepared = entry.need_prepared()
         with ExitStack() as undo, entry.need_gate().exclusive(budget):
             device = open_device(request.device)

@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy, open_sync
+from hostweights import (
+    Code,
+    Config,
+    HostWeights,
+    HostWeightsError,
+    Mode,
+    ProductionPolicy,
+    RuntimePolicy,
+    open_sync,
+)
+from hostweights.actors.ports.devices import LocalDevices
+from hostweights.actors.ports.store import LocalStorePort
 from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
-from hostweights.messages.store import BuildProgress
+from hostweights.messages.store import BuildProgress, Memory
 from tiny_model import IDS, Tiny, factory, make_checkpoint, plain, run
 
 pytestmark = pytest.mark.asyncio
@@ -176,6 +187,105 @@ async def test_A9_an_unusable_root_falls_back_loudly_or_fails(tmp_path: Path) ->
         ]
         with pytest.raises(HostWeightsError, match="store"):
             await host.load(factory(), source, mode=Mode.REQUIRED)
+
+
+async def test_D2_stats_show_leases_rings_and_actors(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.publication is not None
+        await model.publication.wait()
+        await host.attach(model)
+        run(model.module)
+
+        stats = await host.stats()
+
+        assert [lease.lease_id for lease in stats.leases] == [model.publication.lease_id]
+        (attachment,) = stats.attachments
+        assert attachment.info.model_id == model.model_id
+        assert attachment.ring.forwards == 1
+        assert stats.publications == ()
+        assert [actor.name for actor in stats.runtime.actors] == ["transport", "store", "resolver", "publisher"]
+        assert stats.runtime.failure is None
+
+
+async def test_D1_what_a_crashed_actor_holds_is_given_back_on_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    threads = set(threading.enumerate())
+    host = HostWeights(config(tmp_path))
+    await host.open()
+    model = await host.load(factory(), source)
+    assert model.publication is not None
+    await model.publication.wait()
+    await host.attach(model)
+    monkeypatch.setattr(LocalDevices, "read", lambda _port, _effect: 1 // 0)
+    with pytest.raises(HostWeightsError) as caught:
+        await host.stats()
+    assert caught.value.code is Code.HANDLER_FAILED
+
+    with pytest.raises(HostWeightsError):
+        await host.close()
+
+    assert set(threading.enumerate()) == threads
+    assert torch.equal(run(model.module), plain(source))
+    async with HostWeights(config(tmp_path, Mode.REQUIRED)) as again:
+        assert (await again.load(factory(), source)).warm
+
+
+async def test_D1_a_fault_of_the_host_restarts_an_actor_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    real = LocalStorePort.memory
+    calls: list[int] = []
+
+    def flaky(port: LocalStorePort) -> Memory:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(5, "a disk that passes")
+        return real(port)
+
+    monkeypatch.setattr(LocalStorePort, "memory", flaky)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.publication is not None
+        await model.publication.wait()
+        leases = await host.leases()
+        with pytest.raises(HostWeightsError):
+            await host.memory()
+
+        assert await host.leases() == leases
+        assert len((await host.memory()).mappings) == 1
+        assert {actor.name: actor.restarts for actor in (await host.stats()).runtime.actors}["store"] == 1
+        await model.unload()
+        assert await host.leases() == ()
+
+
+async def test_D2_opening_twice_is_refused_and_an_open_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    threads = set(threading.enumerate())
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match="open already"):
+            await host.open()
+        assert await host.leases() == ()
+    journal = tmp_path / "taken.journal"
+    journal.write_bytes(b"")
+    taken = Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(journal=str(journal)))
+    with pytest.raises(HostWeightsError, match=r"taken\.journal"):
+        await HostWeights(taken).open()
+    assert set(threading.enumerate()) == threads
+
+
+async def test_A1_a_fallback_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = make_checkpoint(tmp_path)
+    (tmp_path / "store").write_text("not a directory")
+    async with HostWeights(config(tmp_path)) as host:
+        await host.load(factory(), source)
+
+    (record,) = caplog.records
+    assert record.name == "hostweights"
+    assert "load_canonical" in record.getMessage()
 
 
 async def test_D2_unload_gives_everything_back(tmp_path: Path) -> None:
