@@ -2,7 +2,8 @@
 
 from ..hwr.models.bert import BERT_ENCODER
 from ..hwr.records import ModelRecord
-from .api import Attachment, HostWeights, LoadedModel, Publication
+from .api import Attachment, HostWeights, LoadedModel
+from .publication import Publication
 from .sync import SyncHostWeights, open_sync
 
 __all__ = [

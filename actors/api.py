@@ -16,7 +16,7 @@ from ..messages.config import Config, Mode
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.publisher import Publish
-from ..messages.report import PublicationOutcome, PublicationReport, ResolutionReport
+from ..messages.report import PublicationReport, ResolutionReport
 from ..messages.resolver import Resolve, Resolved
 from ..messages.store import LeaseInfo, Leases, ListLeases, Memory, ReadMemory, Release
 from ..messages.transport import (
@@ -34,6 +34,7 @@ from ..messages.transport import (
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .kernel.events import Subscription
+from .publication import Publication
 from .resources import ModelEntry
 from .stats import AttachmentStats, HostStats
 
@@ -126,7 +127,7 @@ class HostWeights:
         self._assembly.resources.forget_model(model_id)
         self._tell(STORE, Release(lease_id=lease_id))
 
-    def publish(self, model: "LoadedModel", *, adopt: bool | None = None) -> "Publication":
+    def publish(self, model: "LoadedModel", *, adopt: bool | None = None) -> Publication:
         """Publish a loaded model in the background and, if asked, re-bind it to the published pages.
 
         Returns at once. A model whose artifact exists already joins it. Forwards go on meanwhile; adoption happens
@@ -148,8 +149,13 @@ class HostWeights:
         publication = Publication(self._ask(PUBLISHER, request, PublicationReport), request)
         model.publications.append(publication)
         self._publications[request.publication_id] = publication
-        publication.on_end(lambda: self._publications.pop(request.publication_id, None))
+        publication.on_end(self._publication_ended)
         return publication
+
+    def _publication_ended(self, report: PublicationReport) -> None:
+        self._publications.pop(report.publication_id, None)
+        if report.failure is not None:
+            _LOG.warning("%s: %s (the served model is as it was)", report.failure.stage, report.failure.text)
 
     async def adopt(self, model: "LoadedModel") -> PublicationReport:
         """Re-bind a model to its artifact, publishing it first if nobody has; free its private tensors."""
@@ -264,7 +270,7 @@ class LoadedModel:
         self.publications: list[Publication] = []
 
     @property
-    def publication(self) -> "Publication | None":
+    def publication(self) -> Publication | None:
         """The first publication of this model: the one that ``load`` started, if it did."""
         return self.publications[0] if self.publications else None
 
@@ -276,67 +282,6 @@ class LoadedModel:
     async def unload(self) -> None:
         """``HostWeights.unload`` of this model."""
         await self._host.unload(self)
-
-
-class Publication:
-    """A publication in the background."""
-
-    def __init__(self, work: Coroutine[Any, Any, PublicationReport], request: Publish) -> None:
-        self._request = request
-        self._task = asyncio.create_task(work, name=request.publication_id)
-
-    @property
-    def publication_id(self) -> str:
-        """The id in events and reports."""
-        return self._request.publication_id
-
-    @property
-    def lease_id(self) -> str:
-        """The lease that an adopted model is bound to."""
-        return self._request.lease_id
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._task.done()
-
-    def on_end(self, call: Callable[[], object]) -> None:
-        """Call once when it has ended."""
-        self._task.add_done_callback(lambda _: call())
-
-    async def wait(self) -> PublicationReport:
-        """The report, once it has ended; cancelling the wait does not cancel the publication.
-
-        A failed publication is a report with a failure, not an error.
-        """
-        await asyncio.wait({self._task})
-        return self._report()
-
-    async def cancel(self) -> PublicationReport:
-        """Cancel it if it still runs, wait until nothing of it is left, and report."""
-        self._task.cancel()
-        return await self.wait()
-
-    def _report(self) -> PublicationReport:
-        failure = None
-        if not self._task.cancelled():
-            failed = self._task.exception()
-            if failed is None:
-                return self._task.result()
-            if not isinstance(failed, HostWeightsError):
-                raise failed
-            failure = failed.failure
-        return PublicationReport(
-            publication_id=self._request.publication_id,
-            outcome=PublicationOutcome.FAILED if failure else PublicationOutcome.CANCELLED,
-            key=None,
-            generation=None,
-            size_bytes=0,
-            tensors=0,
-            adopted=False,
-            seconds=0.0,
-            failure=failure,
-        )
 
 
 class Attachment:

@@ -189,6 +189,25 @@ async def test_A9_an_unusable_root_falls_back_loudly_or_fails(tmp_path: Path) ->
             await host.load(factory(), source, mode=Mode.REQUIRED)
 
 
+async def test_A13_a_failed_publication_is_reported_and_the_model_serves_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path, production=ProductionPolicy(publish_after_load=False))) as host:
+        model = await host.load(factory(), source)
+        staging = tmp_path / "store" / "staging"
+        staging.rmdir()
+        staging.write_text("in the way")
+
+        report = await host.adopt(model)
+
+        assert report.outcome is PublicationOutcome.FAILED
+        assert report.failure is not None
+        assert report.failure.text in caplog.text
+        assert torch.equal(run(model.module), plain(source))
+        assert await host.leases() == ()
+
+
 async def test_D2_stats_show_leases_rings_and_actors(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path)
     async with HostWeights(config(tmp_path)) as host:
