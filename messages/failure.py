@@ -41,6 +41,7 @@ class Code(StrEnum):
     DTYPE_UNSUPPORTED = "dtype_unsupported"
     OWNERSHIP_AMBIGUOUS = "ownership_ambiguous"
     BLOCKS_NOT_FOUND = "blocks_not_found"
+    MODEL_FAILED = "model_failed"
 
     DOMAIN_UNAVAILABLE = "domain_unavailable"
     DOMAIN_INCOMPATIBLE = "domain_incompatible"

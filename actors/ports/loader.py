@@ -30,6 +30,7 @@ from ...messages.resolver import (
     RestorePlanned,
 )
 from ..resources import ModelEntry, Prepared, Resources, checkpoint_producer_id
+from .user_code import user_code
 
 DigestDirectory = Callable[[Budget], Path | None]
 
@@ -69,7 +70,6 @@ class LocalLoader:
         plan, entry.restore = entry.need_restore(), None
         plan.commit()
         prepared = entry.need_prepared()
-        _validate(prepared)
         entry.bind(effect.model_id, self._resources.leases.get(effect.lease_id).lease)
         entry.gate = ForwardGate.install(prepared.module)
         return Restored()
@@ -89,7 +89,7 @@ class LocalLoader:
 
 def _prepare(entry: ModelEntry, budget: Budget) -> Prepared:
     """Everything that is known before a byte of a weight is read."""
-    module: torch.nn.Module = build_skeleton(entry.factory)
+    module = _build(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
     ownership: Ownership = collect_ownership(module, record)
     checkpoint: Checkpoint = open_checkpoint(entry.source)
@@ -98,6 +98,18 @@ def _prepare(entry: ModelEntry, budget: Budget) -> Prepared:
     return entry.prepared
 
 
+def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    def checked() -> torch.nn.Module:
+        module: object = factory()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"it returned a {type(module).__name__}, expected a torch.nn.Module")
+        return module
+
+    with user_code("the model's factory"):
+        return build_skeleton(checked)
+
+
 def _validate(prepared: Prepared) -> None:
     if prepared.record.validator is not None:
-        prepared.record.validator(prepared.module)
+        with user_code("the model's validator"):
+            prepared.record.validator(prepared.module)

@@ -1,0 +1,88 @@
+"""What users and disks do to a load: one load fails by name, the host and every other model go on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy
+from hostweights.hwr.records import ModelRecord
+from tiny_model import Tiny, factory, make_checkpoint, plain, run
+
+pytestmark = pytest.mark.asyncio
+
+
+def config(tmp_path: Path, mode: Mode = Mode.PREFERRED, production: ProductionPolicy | None = None) -> Config:
+    return Config(root=str(tmp_path / "store"), mode=mode, production=production or ProductionPolicy())
+
+
+async def serves(host: HostWeights, source: Path) -> None:
+    model = await host.load(factory(), source)
+    assert torch.equal(run(model.module), plain(source))
+    if model.publication is not None:
+        assert (await model.publication.wait()).failure is None
+
+
+def raises(problem: BaseException) -> Callable[[], Tiny]:
+    def build() -> Tiny:
+        raise problem
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "problem", [ValueError("a bug"), OSError(5, "a bug"), SystemExit("a bug"), MemoryError("a bug")]
+)
+@pytest.mark.parametrize("mode", [Mode.PREFERRED, Mode.DISABLED])
+async def test_D1_a_factory_that_raises_fails_its_own_load_only(
+    tmp_path: Path, problem: BaseException, mode: Mode
+) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match=f"factory raised {type(problem).__name__}: .*a bug") as caught:
+            await host.load(raises(problem), source, mode=mode)
+        assert caught.value.code is Code.MODEL_FAILED
+        await serves(host, source)
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
+
+
+async def test_D1_a_factory_that_returns_no_module_is_told_so(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match="returned a int, expected") as caught:
+            await host.load(lambda: 3, source)  # type: ignore[arg-type,return-value]  # what an untyped caller may do
+        assert caught.value.code is Code.MODEL_FAILED
+        await serves(host, source)
+
+
+async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_a_binding(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    calls: list[torch.nn.Module] = []
+    refuse = True
+
+    def validator(module: torch.nn.Module) -> None:
+        calls.append(module)
+        if refuse:
+            raise ValueError("not what I want")
+
+    record = ModelRecord(record_id="tiny", version=1, component="tiny", blocks=("blocks",), validator=validator)
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match="not what I want") as caught:
+            await host.load(factory(), source, record=record)
+        assert caught.value.code is Code.MODEL_FAILED
+        refuse = False
+        cold = await host.load(factory(), source, record=record)
+        assert cold.publication is not None
+        assert (await cold.publication.wait()).adopted
+        calls.clear()
+        warm = await host.load(factory(), source, record=record)
+        assert warm.warm
+        assert calls == [warm.module]
+        refuse = True
+        with pytest.raises(HostWeightsError, match="not what I want"):
+            await host.load(factory(), source, record=record, mode=Mode.REQUIRED)
+        with pytest.raises(HostWeightsError, match="not what I want"):
+            await host.load(factory(), source, record=record)
+        assert len(await host.leases()) == 2
+        await serves(host, source)
