@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,10 @@ def select_files(path: Path) -> Selection:
     """Decide which files a checkpoint consists of, without opening any of them but the index.
 
     Raises source_missing when there is nothing to load, source_ambiguous when there are several sets and no index,
-    source_corrupt for a bad index.
+    source_corrupt for a bad index, permission_denied and io_error when the path cannot be looked at.
     """
     root = Path(path).absolute()
-    if root.is_dir():
+    if _is_directory(root):
         return _select_in_directory(root)
     if not root.name.endswith(SUFFIX):
         raise error(
@@ -43,6 +44,20 @@ def select_files(path: Path) -> Selection:
             file=root,
         )
     return Selection(root.parent, {root.name: root}, None)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except ValueError as problem:
+        # A NUL in the path: no file has such a name.
+        raise open_failure(path, FileNotFoundError(errno.ENOENT, str(problem))) from problem
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            return False
+        raise open_failure(path, problem) from problem
 
 
 def resolve_link(path: Path) -> Path:

@@ -59,6 +59,13 @@ class Domain:
     artifacts: Place
     workshop: Workshop | None
 
+    def in_place(self) -> bool:
+        """Whether the open directories still are the ones that other processes find under the root."""
+        parts = [self.artifacts]
+        if self.workshop is not None:
+            parts += [self.workshop.staging, self.workshop.locks]
+        return all(_is_found(part) for part in parts)
+
     def close(self) -> None:
         """Close the directories; called once."""
         os.close(self.artifacts.fd)
@@ -67,14 +74,25 @@ class Domain:
             os.close(self.workshop.locks.fd)
 
 
+def _is_found(part: Place) -> bool:
+    try:
+        found = part.path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(found, os.fstat(part.fd))
+
+
 def open_domain(root: Path, wait: WaitPolicy, budget: Budget) -> Domain:
     """Open the domain under ``root``, making it when it is missing.
 
-    Raises HostWeightsError: invalid_config for a root that is not an absolute path; domain_unavailable for a root that
+    Raises HostWeightsError: invalid_config for a root that is no absolute path; domain_unavailable for a root that
     is no directory or is damaged; filesystem_refused; locks_unsupported; permission_denied naming owner, mode and way
     out; read_only when there is nothing to read either; domain_busy (retryable) when another process keeps the domain
     lock for ``wait.domain_s``; domain_incompatible for a newer format.
     """
+    if "\0" in str(root):
+        text = f"the root must be a path, found {str(root)!r}, which holds a NUL"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
     if not root.is_absolute():
         raise error(
             Stage.CONFIGURATION,

@@ -59,6 +59,15 @@ class LocalStore:
         """The root, with symbolic links resolved."""
         return self._domain.root
 
+    def in_place(self) -> bool:
+        """Whether this store still is the one under its root.
+
+        After somebody removed or replaced the root's directories it is not: it would publish where nobody looks. Open
+        another then; leases of this one live on.
+        """
+        self._check_open()
+        return self._domain.in_place()
+
     def lookup(
         self, identity: ArtifactIdentity, validation: Validation, budget: Budget, *, lease_id: str
     ) -> ArtifactLease | Miss:

@@ -36,6 +36,7 @@ class LocalStorePort:
         self._producers = resources.producers
         self._opening = threading.Lock()
         self._store: LocalStore | None = None
+        self._displaced: list[LocalStore] = []
 
     def lookup(self, effect: LookupArtifact, budget: Budget) -> Leased | Missed:
         """Look up, validate, lease, and enter the lease into the resource table."""
@@ -96,9 +97,16 @@ class LocalStorePort:
             if self._store is not None:
                 self._store.close()
                 self._store = None
+            while self._displaced:
+                self._displaced.pop().close()
 
     def _open(self, budget: Budget) -> LocalStore:
+        """The store under the root; another one once its directories were removed or replaced."""
         with self._opening:
+            if self._store is not None and not self._store.in_place():
+                # Other threads may be inside it, so that its descriptors stay open until the end.
+                self._displaced.append(self._store)
+                self._store = None
             if self._store is None:
                 self._store = LocalStore.open(Path(self._config.root), self._config.wait, budget)
             return self._store

@@ -1,5 +1,6 @@
 """What users and disks do to a load: one load fails by name, the host and every other model go on."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,3 +87,60 @@ async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_
             await host.load(factory(), source, record=record)
         assert len(await host.leases()) == 2
         await serves(host, source)
+
+
+@pytest.mark.parametrize("source", ["x" * 5000, "x" * 300, "a\0b", "a\0b.safetensors"])
+async def test_B2_a_path_that_cannot_exist_fails_its_own_load_only(tmp_path: Path, source: str) -> None:
+    good = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError) as caught:
+            await host.load(factory(), tmp_path / source)
+        assert caught.value.code in {Code.SOURCE_MISSING, Code.IO_ERROR}
+        await serves(host, good)
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
+
+
+async def test_A9_a_root_with_a_nul_is_refused(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(Config(root=str(tmp_path / "a\0b"))) as host:
+        with pytest.raises(HostWeightsError, match="NUL") as caught:
+            await host.load(factory(), source)
+        assert caught.value.code is Code.INVALID_CONFIG
+        assert (await host.load(factory(), source, mode=Mode.DISABLED)).report.failure is None
+
+
+@pytest.mark.parametrize("victim", ["", "artifacts", "staging", "locks"])
+async def test_A9_a_store_whose_directories_are_removed_is_made_again_and_old_readers_live(
+    tmp_path: Path, victim: str
+) -> None:
+    source, other = make_checkpoint(tmp_path), make_checkpoint(_made(tmp_path / "other"), seed=1)
+    async with HostWeights(config(tmp_path)) as host:
+        old = await host.load(factory(), source)
+        assert old.publication is not None
+        assert (await old.publication.wait()).adopted
+        shutil.rmtree(tmp_path / "store" / victim)
+
+        for path in (source, other):
+            await serves(host, path)
+            assert (await host.load(factory(), path, mode=Mode.REQUIRED)).warm
+        assert torch.equal(run(old.module), plain(source))
+
+
+async def test_A9_artifacts_replaced_under_an_open_store_are_seen_by_all(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    artifacts = tmp_path / "store" / "artifacts"
+    async with HostWeights(config(tmp_path)) as host, HostWeights(config(tmp_path)) as other:
+        await serves(host, source)
+        artifacts.rename(tmp_path / "old")
+        artifacts.mkdir()
+
+        await serves(host, source)
+
+        assert (await other.load(factory(), source, mode=Mode.REQUIRED)).warm
+        assert (await host.load(factory(), source, mode=Mode.REQUIRED)).warm
+        assert len(list((tmp_path / "old").glob("*/0*"))) == 1
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
