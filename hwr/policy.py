@@ -71,6 +71,8 @@ def condition_of(failure: Failure) -> Condition:
         return Condition.COLLISION
     if code in _STORE_UNAVAILABLE:
         return Condition.STORE_UNAVAILABLE
+    if failure.stage is Stage.PRODUCTION and code in _TRANSIENT:
+        return Condition.TRANSIENT  # a busy, full or faulty store; the producer is not to blame
     if code in _PRODUCER or failure.stage in {Stage.SOURCE, Stage.PRODUCTION}:
         return Condition.PRODUCER_FAILED
     if code in _INVALID:

@@ -1,7 +1,9 @@
 """What users and disks do to a load: one load fails by name, the host and every other model go on."""
 
+import fcntl
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy
 from hostweights.hwr.records import ModelRecord
+from hostweights.messages.config import WaitPolicy
+from hostweights.messages.report import Outcome
 from tiny_model import Tiny, factory, make_checkpoint, plain, run
 
 pytestmark = pytest.mark.asyncio
@@ -144,3 +148,53 @@ async def test_A9_artifacts_replaced_under_an_open_store_are_seen_by_all(tmp_pat
 def _made(path: Path) -> Path:
     path.mkdir()
     return path
+
+
+async def test_A1_a_builder_that_hangs_elsewhere_makes_preferred_fall_back_and_required_fail(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    build = ProductionPolicy(build_before_load=True)
+    settings = Config(root=str(tmp_path / "store"), production=build, wait=WaitPolicy(build_s=0.05))
+    async with HostWeights(config(tmp_path)) as host:
+        await serves(host, source)
+    key = next((tmp_path / "store" / "artifacts").iterdir()).name
+    shutil.rmtree(tmp_path / "store" / "artifacts" / key)
+    with (tmp_path / "store" / "locks" / f"{key}.build.lock").open() as hung:
+        fcntl.flock(hung, fcntl.LOCK_EX)
+        async with HostWeights(settings) as host:
+            model = await host.load(factory(), source)
+            assert model.report.outcome is Outcome.CANONICAL
+            assert torch.equal(run(model.module), plain(source))
+            with pytest.raises(HostWeightsError) as caught:
+                await host.load(factory(), source, mode=Mode.REQUIRED)
+    assert caught.value.code is Code.BUILD_BUSY
+    assert caught.value.failure.retryable
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs with room for the directories of a store and nothing else."""
+    disk = _made(tmp_path / "disk")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"this process may not mount: {done.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+async def test_A9_a_full_store_makes_preferred_fall_back(tmp_path: Path, small_disk: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    build = ProductionPolicy(build_before_load=True)
+    async with HostWeights(Config(root=str(small_disk / "store"), production=build)) as host:
+        model = await host.load(factory(), source)
+        assert model.report.outcome is Outcome.CANONICAL
+        assert model.publication is not None
+        report = await model.publication.wait()
+        assert report.failure is not None
+        assert report.failure.code is Code.NO_SPACE
+        assert torch.equal(run(model.module), plain(source))
+        with pytest.raises(HostWeightsError, match="are free") as caught:
+            await host.load(factory(), source, mode=Mode.REQUIRED)
+    assert caught.value.code is Code.NO_SPACE
+    assert not list(small_disk.glob("store/staging/*"))

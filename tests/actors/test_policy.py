@@ -90,3 +90,16 @@ def test_A1_a_changed_source_while_building_stays_visible() -> None:
     changed = Failure(stage=Stage.SOURCE, code=Code.SOURCE_CHANGED, retryable=True, text="x")
 
     assert condition_of(changed) is Condition.PRODUCER_FAILED
+
+
+@pytest.mark.parametrize("code", [Code.BUILD_BUSY, Code.NO_SPACE, Code.IO_ERROR])
+def test_A1_a_busy_or_full_store_while_building_is_no_fault_of_the_producer(code: Code) -> None:
+    while_building = Failure(stage=Stage.PRODUCTION, code=code, retryable=True, text="x")
+
+    assert condition_of(while_building) is Condition.TRANSIENT
+
+
+def test_A1_a_source_that_cannot_be_read_while_building_stays_visible() -> None:
+    failure = Failure(stage=Stage.SOURCE, code=Code.IO_ERROR, retryable=True, text="x")
+
+    assert condition_of(failure) is Condition.PRODUCER_FAILED
