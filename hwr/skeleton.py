@@ -34,12 +34,12 @@ def build_skeleton(factory: Callable[[], ModuleT]) -> ModuleT:
     needs the values of its parameters fails with torch's own error for meta tensors. Errors of the factory pass.
     """
     mover = _Mover()
-    handle = register_module_parameter_registration_hook(mover)  # type: ignore[arg-type]  # torch's stub forgets the result
+    outer, _building.mover = _building.mover, mover
     try:
         with _NoRandomFills():
             module = factory()
     finally:
-        handle.remove()
+        _building.mover = outer
     for place in places(module):
         if place.kind is TensorKind.PARAMETER:
             moved = mover.move(place.tensor)
@@ -75,14 +75,7 @@ class _Mover:
     """Moves parameters to meta; one object stays one object."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
         self._moved: dict[int, tuple[weakref.ref[torch.Tensor], nn.Parameter]] = {}
-
-    def __call__(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:  # noqa: ARG002  # torch's signature
-        """The registration hook: what to register instead, or None to leave it."""
-        if parameter is None or threading.get_ident() != self._thread:
-            return None
-        return self.move(parameter)
 
     def move(self, parameter: torch.Tensor) -> nn.Parameter | None:
         """The meta twin of a plain parameter, or None for one that is on meta or of a class of its own."""
@@ -97,3 +90,24 @@ class _Mover:
         copy_attributes(parameter, twin)
         self._moved[id(parameter)] = (weakref.ref(parameter), twin)
         return twin
+
+
+class _Building(threading.local):
+    """The mover of the skeleton that this thread builds, if it builds one."""
+
+    mover: _Mover | None = None
+
+
+_building = _Building()
+
+
+def _on_registration(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:  # noqa: ARG001  # torch's signature
+    """What to register instead, or None to leave it."""
+    if parameter is None or _building.mover is None:
+        return None
+    return _building.mover.move(parameter)
+
+
+# Once, and never removed: torch iterates over its hooks without a lock, so that to add or remove one breaks any other
+# thread that builds a module at that moment.
+register_module_parameter_registration_hook(_on_registration)  # type: ignore[arg-type]  # torch's stub forgets the result

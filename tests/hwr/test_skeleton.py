@@ -4,10 +4,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from hostweights.hwr.skeleton import build_skeleton
@@ -136,3 +138,29 @@ def test_B8_a_skeleton_does_not_load_torchs_python_meta_kernels() -> None:
     )
 
     assert int(done.stdout) < 10
+
+
+def test_B1_a_skeleton_is_built_while_another_thread_is_amid_registering_a_parameter() -> None:
+    amid, go_on = threading.Event(), threading.Event()
+    caller = threading.current_thread()
+
+    def pause(*_: object) -> None:
+        if threading.current_thread() is not caller:
+            amid.set()
+            go_on.wait()
+
+    # Two, since an iteration that has given its last hook does not look again.
+    handles = [register_module_parameter_registration_hook(pause) for _ in range(2)]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(nn.Linear, 2, 2)
+            amid.wait()
+            skeleton = build_skeleton(lambda: nn.Linear(2, 2))
+            go_on.set()
+            module = other.result()
+    finally:
+        go_on.set()
+        for handle in handles:
+            handle.remove()
+    assert skeleton.weight.is_meta
+    assert not module.weight.is_meta
