@@ -34,6 +34,7 @@ from ..messages.transport import (
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .kernel.events import Subscription
+from .loads import Loads
 from .publication import Publication
 from .resources import ModelEntry
 from .stats import AttachmentStats, HostStats
@@ -55,6 +56,7 @@ class HostWeights:
         self._config = config
         self._assembly = Assembly(config)
         self._publications: dict[str, Publication] = {}
+        self._loads = Loads()
 
     async def open(self) -> Self:
         """Start the actors. Touches no file of the store: the first load that needs it opens it.
@@ -109,7 +111,7 @@ class HostWeights:
             build_before_load=self._config.production.build_before_load,
         )
         try:
-            resolved = await self._ask(RESOLVER, request, Resolved, timeout_s)
+            resolved = await self._loads.run(self._ask(RESOLVER, request, Resolved, timeout_s), f"load {model_id}")
         except BaseException:
             self._abandon(model_id, lease_id)
             raise
@@ -231,16 +233,20 @@ class HostWeights:
         return self._assembly.system.subscribe()
 
     async def close(self) -> None:
-        """Cancel publications, stop streaming, give leases back, stop the actors.
+        """Cancel loads and publications, stop streaming, give leases back, stop the actors.
 
         Idempotent. A cancel does not tear it: it goes on once everything is down.
         """
         await _to_the_end(self._close())
 
     async def _close(self) -> None:
-        for publication in list(self._publications.values()):
-            await publication.cancel()
-        await self._assembly.stop()
+        try:
+            await self._loads.close()
+            for publication in list(self._publications.values()):
+                await publication.cancel()
+            await self._assembly.stop()
+        finally:
+            self._loads.open()
 
     async def _ask(self, recipient: str, message: Message, reply: type[M], timeout_s: float | None = None) -> M:
         answer = await self._assembly.ask(recipient, message, timeout_s)

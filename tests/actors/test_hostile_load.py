@@ -1,5 +1,6 @@
 """What users and disks do to a load: one load fails by name, the host and every other model go on."""
 
+import asyncio
 import fcntl
 import shutil
 import subprocess
@@ -197,4 +198,27 @@ async def test_A9_a_full_store_makes_preferred_fall_back(tmp_path: Path, small_d
         with pytest.raises(HostWeightsError, match="are free") as caught:
             await host.load(factory(), source, mode=Mode.REQUIRED)
     assert caught.value.code is Code.NO_SPACE
-    assert not list(small_disk.glob("store/staging/*"))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_D2_loads_that_run_when_the_host_closes_end_by_name_and_leave_nothing(tmp_path: Path, warm: bool) -> None:
+    source = make_checkpoint(tmp_path)
+    if warm:
+        async with HostWeights(config(tmp_path)) as host:
+            await serves(host, source)
+    host = HostWeights(config(tmp_path))
+    for turns in range(0, 60, 3):
+        await host.open()
+        loads = [asyncio.create_task(host.load(factory(), source)) for _ in range(6)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        await host.close()
+
+        for ended in await asyncio.gather(*loads, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                assert isinstance(ended, HostWeightsError)
+                assert ended.code is Code.ACTOR_STOPPED
+            else:
+                assert torch.equal(run(ended.module), plain(source))
+        assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
