@@ -114,7 +114,7 @@ def _check_and_map(
     mapping = ArtifactMapping(checked.manifest, place, checked.fds)
     try:
         if search.validation is Validation.FULL:
-            _verify_once(key_directory, place, checked, mapping, search, budget)
+            _verify_once(key_directory, checked, mapping, search, budget)
     except BaseException:
         mapping.forget()
         raise
@@ -122,10 +122,10 @@ def _check_and_map(
 
 
 def _verify_once(
-    key_directory: Place, place: Place, checked: Checked, mapping: ArtifactMapping, search: Search, budget: Budget
+    key_directory: Place, checked: Checked, mapping: ArtifactMapping, search: Search, budget: Budget
 ) -> None:
     """Verify every byte, unless a worker of this host did so since it started and no file was touched."""
-    record = verified.describe(place, checked.fds, checked.ready)
+    record = verified.describe(checked.fds, checked.ready)
     if verified.is_remembered(key_directory, checked.ready.generation, record):
         return
     verify_payload(checked.manifest, mapping.files(), budget)

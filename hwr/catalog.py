@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ..messages.failure import Code
+from ..messages.failure import Code, printable
 from ..messages.manifest import CondemnedMarker
 from .json_records import encode_record
 from .locks import LockHandle
@@ -60,7 +60,7 @@ def open_ready(place: Place) -> LockHandle:
 
 def condemn(key_directory: Place, generation: str, publication_id: str | None, code: Code, reason: str) -> None:
     """Put the marker beside a generation, durably; harmless if it stands already. Raises OSError."""
-    marker = CondemnedMarker(publication_id=publication_id, code=code.value, reason=reason[:4096])
+    marker = CondemnedMarker(publication_id=publication_id, code=code.value, reason=printable(reason)[:4096])
     try:
         write_new_file(key_directory, generation + _CONDEMNED_SUFFIX, encode_record(marker), 0o444)
     except FileExistsError:

@@ -12,7 +12,7 @@ from ..messages.plan import FileStamp
 from .checkpoint_files import resolve_link, select_files
 from .dtypes import torch_dtype
 from .safetensors_header import StoredTensor, read_header
-from .source_files import open_unchanged, read_at, tensor_bytes, verify_stamp
+from .source_files import allocate, open_unchanged, read_at, tensor_bytes, verify_stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Checkpoint:
     def read(self, key: str, budget: Budget) -> torch.Tensor:
         """A tensor in private CPU memory, allocated once, aligned whatever the file's offset; the caller's own.
 
-        Raises source_changed, io_error, coverage_incomplete for an unknown key, and what ``budget`` raises.
+        Raises source_changed, io_error, no_space, coverage_incomplete for an unknown key, and what ``budget`` raises.
         """
         stored = self.find(key).stored
-        tensor = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
+        tensor = allocate(stored.shape, torch_dtype(stored.dtype), f"checkpoint tensor {key}")
         self.read_bytes(key, 0, tensor, budget)
         return tensor
 

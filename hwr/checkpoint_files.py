@@ -4,7 +4,7 @@ import errno
 import json
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def select_files(path: Path) -> Selection:
     source_corrupt for a bad index, permission_denied and io_error when the path cannot be looked at.
     """
     root = Path(path).absolute()
-    if _is_directory(root):
+    if _is(stat.S_ISDIR, root):
         return _select_in_directory(root)
     if not root.name.endswith(SUFFIX):
         raise error(
@@ -46,9 +46,10 @@ def select_files(path: Path) -> Selection:
     return Selection(root.parent, {root.name: root}, None)
 
 
-def _is_directory(path: Path) -> bool:
+def _is(kind: Callable[[int], bool], path: Path) -> bool:
+    """Whether something of this kind is there; raises like ``open_failure`` when that cannot be found out."""
     try:
-        return stat.S_ISDIR(path.stat().st_mode)
+        return kind(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except ValueError as problem:
@@ -107,7 +108,7 @@ def _several(root: Path, names: list[str], why: str) -> HostWeightsError:
 def _select_by_index(root: Path, index: str) -> Selection:
     assignment = _read_index(root / index)
     files = {name: root / name for name in sorted(set(assignment.values()))}
-    missing = [name for name, path in files.items() if not path.is_file()]
+    missing = [name for name, path in files.items() if not _is(stat.S_ISREG, path)]
     if missing:
         text = f"{root / index} names {len(files)} files, {len(missing)} are missing or no files: {', '.join(missing)}"
         raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root / index, missing=", ".join(missing))

@@ -51,7 +51,8 @@ class DigestCache:
         digest = compute()
         if before is not None and self._now_ns() - max(before, stamp.mtime_ns) >= SETTLED_NS:
             # Filed under the time from before: if the file changed meanwhile, the entry never counts.
-            with suppress(OSError):
+            # A path that is not valid Unicode cannot be written down.
+            with suppress(OSError, UnicodeEncodeError):
                 self._write(_Entry(_FORMAT, stamp, before, digest))
         return digest
 

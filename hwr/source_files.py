@@ -4,7 +4,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,6 +107,15 @@ def read_at(descriptor: int, target: memoryview, offset: int, stamp: FileStamp, 
         if count == 0:
             raise changed(stamp)
         done += count
+
+
+def allocate(shape: Sequence[int], dtype: torch.dtype, what: str) -> torch.Tensor:
+    """An uninitialised C-contiguous CPU tensor; raises no_space (retryable) when the memory cannot be had."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype)
+    except (RuntimeError, MemoryError) as problem:
+        text = f"there is no memory for {what} of shape {list(shape)} and dtype {dtype}; free some or use a larger host"
+        raise error(Stage.CAPACITY, Code.NO_SPACE, text, retryable=True) from problem
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

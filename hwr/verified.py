@@ -28,12 +28,12 @@ class VerifiedRecord(Record, frozen=True, kw_only=True):
     files: tuple[FileStamp, ...]
 
 
-def describe(place: Place, fds: dict[str, int], ready: ReadyMarker) -> VerifiedRecord:
+def describe(fds: dict[str, int], ready: ReadyMarker) -> VerifiedRecord:
     """The record that is true if the open files are verified now. Take it before reading them."""
     return VerifiedRecord(
         publication_id=ready.publication_id,
         boot_id=_boot_id(),
-        files=tuple(_stamp(place.path / name, fd) for name, fd in fds.items()),
+        files=tuple(_stamp(name, fd) for name, fd in fds.items()),
     )
 
 
@@ -69,10 +69,11 @@ def _boot_id() -> str:
         return ""
 
 
-def _stamp(path: Path, fd: int) -> FileStamp:
+def _stamp(name: str, fd: int) -> FileStamp:
+    """Named within its generation: the root's path may be one that JSON cannot hold."""
     found = os.fstat(fd)
     return FileStamp(
-        path=str(path),
+        path=name,
         size_bytes=found.st_size,
         device=found.st_dev,
         inode=found.st_ino,

@@ -118,5 +118,12 @@ class HostWeightsError(Exception):
 
 def error(stage: Stage, code: Code, text: str, *, retryable: bool = False, **details: object) -> HostWeightsError:
     """Build the exception for a failure; ``details`` values are turned into text."""
-    facts = {name: str(value)[:4096] for name, value in details.items()}
-    return HostWeightsError(Failure(stage=stage, code=code, retryable=retryable, text=text[:16_384], details=facts))
+    facts = {name: printable(str(value))[:4096] for name, value in details.items()}
+    return HostWeightsError(
+        Failure(stage=stage, code=code, retryable=retryable, text=printable(text)[:16_384], details=facts)
+    )
+
+
+def printable(text: str) -> str:
+    """The text with what no encoding can hold (bytes of a path that are not Unicode) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

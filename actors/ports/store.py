@@ -11,7 +11,7 @@ from ...hwr.memory import mapped_memory, process_memory
 from ...hwr.store import LocalStore
 from ...messages.budget import Budget
 from ...messages.config import Config
-from ...messages.failure import HostWeightsError
+from ...messages.failure import HostWeightsError, printable
 from ...messages.store import (
     BuildArtifact,
     Leased,
@@ -118,7 +118,7 @@ class LocalStorePort:
             key=manifest.key,
             generation=lease.directory.name,
             publication_id=lease.publication_id,
-            directory=str(lease.directory),
+            directory=printable(str(lease.directory)),
             size_bytes=sum(file.size_bytes for file in manifest.files),
             tensors=len(manifest.tensors),
             blocks=len(manifest.blocks),

@@ -2,6 +2,8 @@
 
 import asyncio
 import fcntl
+import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy
+from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy, RuntimePolicy
 from hostweights.hwr.records import ModelRecord
-from hostweights.messages.config import WaitPolicy
+from hostweights.messages.config import Validation, WaitPolicy
 from hostweights.messages.report import Outcome
 from tiny_model import Tiny, factory, make_checkpoint, plain, run
 
@@ -222,3 +224,67 @@ async def test_D2_loads_that_run_when_the_host_closes_end_by_name_and_leave_noth
             else:
                 assert torch.equal(run(ended.module), plain(source))
         assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
+def odd(tmp_path: Path) -> Path:
+    """A directory whose name is no valid Unicode."""
+    return _made(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")))
+
+
+@pytest.mark.parametrize("journal", [False, True])
+async def test_B2_a_source_path_that_is_no_unicode_loads_and_fails_by_name(tmp_path: Path, journal: bool) -> None:
+    plain_source = make_checkpoint(tmp_path)
+    source = Path(shutil.copy(plain_source, odd(tmp_path)))
+    runtime = RuntimePolicy(journal=str(tmp_path / "journal") if journal else None)
+    async with HostWeights(Config(root=str(tmp_path / "store"), runtime=runtime)) as host:
+        with pytest.raises(HostWeightsError, match=r"\\udcff.*nowhere") as caught:
+            await host.load(factory(), source.with_name("nowhere.safetensors"))
+        assert caught.value.code is Code.SOURCE_MISSING
+        model = await host.load(factory(), source)
+        assert torch.equal(run(model.module), plain(plain_source))
+        await serves(host, plain_source)
+
+
+@pytest.mark.parametrize("journal", [False, True])
+async def test_A9_a_root_that_is_no_unicode_works(tmp_path: Path, journal: bool) -> None:
+    source = make_checkpoint(tmp_path)
+    runtime = RuntimePolicy(journal=str(tmp_path / "journal") if journal else None)
+    settings = Config(root=str(odd(tmp_path) / "store"), validation=Validation.FULL, runtime=runtime)
+    async with HostWeights(settings) as host:
+        await serves(host, source)
+        await serves(host, source)
+        model = await host.load(factory(), source)
+        assert model.warm
+        (ready,) = found(tmp_path, "*/store/artifacts/*/*/READY.json")
+        ready.chmod(0o644)
+        ready.write_bytes(b"{")
+        await serves(host, source)
+        assert len(found(tmp_path, "*/store/artifacts/*/*.condemned.json")) == 1
+
+
+class Huge(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(2**40, device="meta"))
+
+
+async def test_B2_a_model_without_memory_for_it_fails_its_own_load_only(tmp_path: Path) -> None:
+    source, huge = make_checkpoint(tmp_path), tmp_path / "huge.safetensors"
+    header = b'{"weight":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
+    with huge.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + 2**42)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    async with HostWeights(config(tmp_path)) as host:
+        resource.setrlimit(resource.RLIMIT_AS, (2**41, hard))
+        try:
+            with pytest.raises(HostWeightsError, match="no memory for tensor weight") as caught:
+                await host.load(Huge, huge, mode=Mode.DISABLED)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        assert caught.value.code is Code.NO_SPACE
+        await serves(host, source)
+
+
+def found(directory: Path, pattern: str) -> list[Path]:
+    return list(directory.glob(pattern))

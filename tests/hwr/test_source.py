@@ -17,6 +17,7 @@ from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.checkpoint import open_checkpoint
 from hostweights.hwr.digest_cache import SETTLED_NS, DigestCache
 from hostweights.hwr.source import hub_digest, source_digest
+from hostweights.hwr.source_files import stamp_of
 from hostweights.messages.failure import Code
 from hostweights.messages.plan import FileStamp
 from loader_models import budget, refused, save, save_index
@@ -230,3 +231,13 @@ def test_T37_anything_but_the_exact_layout_is_hashed(
 @pytest.mark.parametrize("repository", ["model", "datasets--me--model"])
 def test_T37_other_folders_prove_nothing(tmp_path: Path, repository: str) -> None:
     assert hub_digest(hub_file(tmp_path, repository=repository)) is None
+
+
+def test_B2_a_digest_of_a_path_that_is_no_unicode_is_not_remembered(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    odd.write_bytes(b"weights")
+    cache = DigestCache(tmp_path / "digests", now_ns=lambda: LATER_NS)
+    stamp = stamp_of(odd, odd.stat())
+
+    assert cache.digest(stamp, lambda: "0" * 64) == "0" * 64
+    assert cache.digest(stamp, lambda: "1" * 64) == "1" * 64
