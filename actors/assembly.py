@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from ..messages.base import Message
@@ -132,7 +133,8 @@ class Assembly:
         )
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
-        """Ask one of the four actors."""
+        """Ask one of the four actors; an infinite timeout is none."""
+        timeout_s = None if timeout_s == inf else timeout_s
         return await self.system.ask(recipient, message, timeout_s=timeout_s)
 
     def tell(self, recipient: str, message: Message) -> None:

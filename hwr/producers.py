@@ -27,7 +27,7 @@ from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
 from .load import require_same_files
 from .ownership import ROLES, Ownership, ownership_digest, tensor_groups
-from .records import ModelRecord
+from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
 
 PRODUCER_NAME: Final = "final-layout"
@@ -49,7 +49,7 @@ def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, 
         producer=ProducerIdentity(
             name=PRODUCER_NAME,
             version=PRODUCER_VERSION,
-            implementation=f"{record.record_id}/{record.version}",
+            implementation=f"{record.record_id}/{record.version}/{mapping_digest(record)}",
         ),
         manifest_schema=MANIFEST_SCHEMA,
         restorer_schema=RESTORER_SCHEMA,

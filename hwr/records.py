@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+import msgspec
+from blake3 import blake3
 from torch import nn
 
 from ..messages.failure import Code, Stage, error
@@ -54,6 +56,12 @@ class ModelRecord:
     def ignores(self, key: str) -> bool:
         """Whether a checkpoint key is known to be unneeded."""
         return any(fnmatchcase(key, pattern) for pattern in self.ignored_keys)
+
+
+def mapping_digest(record: ModelRecord) -> str:
+    """BLAKE3 over what decides which bytes of a checkpoint go into which tensor, whatever the record calls itself."""
+    packings = [(packing.packed, packing.parts, packing.dim) for packing in record.packings]
+    return blake3(msgspec.json.encode((record.renames, packings))).hexdigest()
 
 
 def block_names(module: nn.Module, record: ModelRecord) -> tuple[str, ...]:

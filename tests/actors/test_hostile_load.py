@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -288,3 +289,31 @@ async def test_B2_a_model_without_memory_for_it_fails_its_own_load_only(tmp_path
 
 def found(directory: Path, pattern: str) -> list[Path]:
     return list(directory.glob(pattern))
+
+
+async def test_A4_records_of_one_name_that_map_differently_share_no_artifact(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    record = ModelRecord(record_id="tiny", version=1, component="tiny", blocks=("blocks",))
+    kept = ((name, name) for name in ("embed.", "blocks.2.", "norm."))
+    swapped = replace(record, renames=(("blocks.0.", "blocks.1."), ("blocks.1.", "blocks.0."), *kept))
+    async with HostWeights(config(tmp_path)) as host:
+        first = await host.load(factory(), source, record=record)
+        assert first.publication is not None
+        assert (await first.publication.wait()).failure is None
+
+        second = await host.load(factory(), source, record=swapped)
+
+        assert not second.warm
+        assert torch.equal(block_weight(second.module, 0), block_weight(first.module, 1))
+        assert torch.equal(block_weight(second.module, 1), block_weight(first.module, 0))
+
+
+def block_weight(module: torch.nn.Module, block: int) -> torch.Tensor:
+    return module.get_parameter(f"blocks.{block}.up.weight")
+
+
+async def test_D2_an_infinite_timeout_is_none(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source, timeout_s=float("inf"))
+        assert torch.equal(run(model.module), plain(source))
