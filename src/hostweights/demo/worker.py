@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ from hostweights.messages.store import BuildProgress
 def main() -> int:
     """Entry point of the process; exit code 0 unless it crashed."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
+    logging.getLogger("hostweights").setLevel(logging.ERROR)  # the demo itself reports what failed, once
     before = _open_files()
     try:
         asyncio.run(_serve(settings))
