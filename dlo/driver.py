@@ -92,10 +92,13 @@ class RingDriver:
     def enter(self, use: Use) -> None:
         """Show the block's slot to its parameters and order compute after its copy; ``leave`` must follow always.
 
-        Does nothing once the driver is closed. Raises HostWeightsError: copy_failed (retryable) if the block's bytes
-        could not be brought; slots_exhausted; unsupported if its parameters were changed meanwhile.
+        While other threads hold every slot, waits until one of them is through with its block. Does nothing once the
+        driver is closed. Raises HostWeightsError: copy_failed (retryable) if the block's bytes could not be brought;
+        slots_exhausted if the thread itself holds blocks and no slot is left; unsupported if the block's parameters
+        were changed meanwhile.
         """
         with self._lock:
+            self._wait_for_slot(use.block)
             if self._closed:
                 return
             binding = self._bindings[use.block]
@@ -281,6 +284,13 @@ class RingDriver:
                 made = self._bindings[fill.block].adapt(tensors)
             self._views[key] = made
         return made
+
+    def _wait_for_slot(self, block: int) -> None:
+        """A thread that holds blocks must not wait: two such threads could wait for each other."""
+        while not self._closed and self._ring.full_for(block):
+            if threading.get_ident() in self._threads.values():
+                return
+            self._idle.wait(DRAIN_POLL_S)  # an interrupt can tear a leave before it notifies
 
     def _wait(self, use: Use, binding: BlockBinding, filled: Event | None) -> float:
         if filled is None:

@@ -119,12 +119,16 @@ class Ring:
         slot = self._place.get(block)
         return None if slot is None else slot.index
 
+    def full_for(self, block: int) -> bool:
+        """Whether ``acquire`` would refuse the block now."""
+        return block not in self._place and all(slot.uses for slot in self._slots)
+
     def in_use(self) -> tuple[int, ...]:
         """The slots in use."""
         return tuple(slot.index for slot in self._slots if slot.uses)
 
     def _refuse_when_full(self, block: int) -> None:
-        if all(slot.uses for slot in self._slots):
+        if self.full_for(block):
             held = sorted({slot.block for slot in self._slots if slot.block is not None})
             raise error(
                 Stage.TRANSPORT,

@@ -205,11 +205,12 @@ def test_C2_three_blocks_at_once_in_two_slots_are_refused_and_nothing_is_lost(de
     streamer.detach(terminal=False)
 
 
-def test_C2_threads_that_share_the_model(device: ProbeDevice) -> None:
+@pytest.mark.parametrize("slots", [2, 4])
+def test_C2_threads_that_share_the_model(device: ProbeDevice, slots: int) -> None:
     model = Stack([4, 9, 5, 7, 3])
     orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 2, 1, 4], [0, 4, 0, 4]]
     expected = [run(model, order) for order in orders]
-    streamer = attach(model, device, slots=4)
+    streamer = attach(model, device, slots=slots)
     start = threading.Barrier(len(orders))
 
     def repeat(order: list[int], wanted: torch.Tensor) -> torch.Tensor:
