@@ -9,9 +9,9 @@ from torch import nn
 
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, TensorEntry
-from ..messages.plan import BlockPlan, BlockTensor
+from ..messages.plan import TENSOR_ALIGNMENT_BYTES, BlockPlan, BlockTensor
 from .discovery import Block, BlockMap
-from .layout import compact_plan, pack
+from .layout import compact_plan, pack, round_up
 
 
 class LeasedTensors(Protocol):
@@ -35,19 +35,21 @@ class LeasedBlock:
     """A block as an artifact stores it.
 
     ``plan`` describes the extent as it lies in the file and names each tensor as the model does; ``extent`` is the
-    block's index in the artifact; ``stored`` are the artifact's names of the plan's tensors.
+    block's index in the artifact; ``stored`` are the artifact's names of the plan's tensors. A block that the artifact
+    stores outside every extent has ``extent`` None and a compact plan: it can only be packed.
     """
 
     plan: BlockPlan
-    extent: int
+    extent: int | None
     stored: tuple[str, ...]
 
 
 def leased_blocks(blocks: BlockMap, manifest: Manifest) -> tuple[LeasedBlock, ...]:
     """Find the blocks of a model in an artifact.
 
-    A parameter that the artifact stores outside its block's extent is left out of the plan and stays resident.
-    Raises HostWeightsError(coverage_incomplete) if the artifact lacks a parameter or holds no extent for a block.
+    A parameter that the artifact stores outside its block's extent is left out of the plan and stays resident; a block
+    none of whose parameters lie in an extent has no extent. Raises HostWeightsError(coverage_incomplete) if the
+    artifact lacks a parameter.
     """
     aliases = {alias.name: alias.target for alias in manifest.aliases}
     entries = {entry.name: entry for entry in manifest.tensors}
@@ -70,12 +72,7 @@ def _leased_block(
     indices = [entries[source].block for source in stored.values()]
     home = next((index for index in indices if index is not None), None)
     if home is None:
-        raise error(
-            Stage.TRANSPORT,
-            Code.COVERAGE_INCOMPLETE,
-            f"the artifact stores block {block.path!r} outside every block extent; publish it with blocks declared",
-            block=block.path,
-        )
+        return LeasedBlock(plan=_scattered_plan(block, stored, entries), extent=None, stored=tuple(stored.values()))
     start = manifest.blocks[home].offset
     tensors = tuple(
         BlockTensor(
@@ -94,10 +91,32 @@ def _leased_block(
     return LeasedBlock(plan=plan, extent=home, stored=tuple(stored[tensor.name] for tensor in tensors))
 
 
+def _scattered_plan(block: Block, stored: dict[str, str], entries: dict[str, TensorEntry]) -> BlockPlan:
+    """The compact plan of tensors that lie anywhere in the artifact."""
+    tensors: list[BlockTensor] = []
+    end = 0
+    for name, source in stored.items():
+        entry = entries[source]
+        offset = round_up(end, TENSOR_ALIGNMENT_BYTES)
+        end = offset + entry.size_bytes
+        tensors.append(
+            BlockTensor(
+                name=name,
+                offset=offset,
+                size_bytes=entry.size_bytes,
+                shape=entry.shape,
+                dtype=entry.dtype,
+                stride=entry.stride,
+            )
+        )
+    return BlockPlan(name=block.path, size_bytes=end, tensors=tuple(tensors))
+
+
 class LeaseBacking:
     """A leased artifact's blocks, sent as they lie (``direct``) or packed through staging.
 
-    ``lease`` stays mapped until ``close`` calls ``release``: hand over what keeps it held.
+    ``lease`` stays mapped until ``close`` calls ``release``: hand over what keeps it held. ``direct`` wants an extent
+    for every block.
     """
 
     def __init__(
@@ -107,7 +126,9 @@ class LeaseBacking:
         self._release: Callable[[], None] | None = release
         if direct:
             self._blocks = tuple(block.plan for block in blocks)
-            self._extents = [lease.extent(block.extent)[: block.plan.size_bytes] for block in blocks]
+            self._extents = [
+                lease.extent(block.extent)[: block.plan.size_bytes] for block in blocks if block.extent is not None
+            ]
             self._sources: list[list[torch.Tensor]] = []
         else:
             self._sources = [[lease.shared(name) for name in block.stored] for block in blocks]

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from torch import nn
 
@@ -38,7 +38,7 @@ class ForwardGate:
 
     @classmethod
     def install(cls, module: nn.Module) -> "ForwardGate":
-        """Put a gate around ``module.forward``. A deep copy of the module comes without it; pickling is refused."""
+        """Put a gate around ``module.forward``. A deep copy or pickle of the module comes without it."""
         if isinstance(vars(module).get("forward"), _GatedForward):
             text = f"{type(module).__name__} already has a forward gate; remove that one first"
             raise error(Stage.LIFECYCLE, Code.ALREADY_ATTACHED, text)
@@ -131,5 +131,10 @@ class _GatedForward:
         inner: Callable[..., Any] = copy.deepcopy(self.inner, memo)
         return inner
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a module with a forward gate cannot be pickled; remove the gate first")
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Callable[..., Any]]]:
+        return _ungated, (self.inner,)
+
+
+def _ungated(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What a pickle makes of a gated forward: the forward inside it."""
+    return forward

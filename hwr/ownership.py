@@ -49,7 +49,7 @@ class Ownership:
     """All tensors of a model: those outside blocks first, in module order, then block by block.
 
     ``aliases`` are (second name, stored name) pairs, sorted. A tensor that several blocks share, or a block and the
-    rest, belongs to no block. ``blocks`` are block names in execution order.
+    rest, belongs to no block. ``blocks`` are the names of the blocks that own a tensor, in execution order.
     """
 
     tensors: tuple[OwnedTensor, ...]
@@ -69,10 +69,14 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
 
 def ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]) -> Ownership:
     """What ``collect_ownership`` gives, from the module's groups and the names of its blocks."""
-    indices = {name: index for index, name in enumerate(blocks)}
+    named = {name: index for index, name in enumerate(blocks)}
+    homes = {stored: _common_block(group, named) for stored, group in groups.items()}
+    owning = sorted({home for home in homes.values() if home is not None})
+    renumbered = {home: index for index, home in enumerate(owning)}
     owned: list[OwnedTensor] = []
     for stored, group in groups.items():
         tensor = group[0].tensor
+        home = homes[stored]
         owned.append(
             OwnedTensor(
                 name=stored,
@@ -81,12 +85,12 @@ def ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...])
                 shape=tuple(tensor.shape),
                 dtype=dtype_tag(tensor.dtype, stored),
                 stride=contiguous_stride(tensor.shape),
-                block=_common_block(group, indices),
+                block=None if home is None else renumbered[home],
             )
         )
     owned.sort(key=lambda tensor: -1 if tensor.block is None else tensor.block)
     aliases = sorted((place.name, stored) for stored, group in groups.items() for place in group[1:])
-    return Ownership(tuple(owned), tuple(aliases), blocks)
+    return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning))
 
 
 def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:

@@ -1,11 +1,11 @@
 """The TransportActor's port: devices, backings and streamers of attached models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import msgspec
 
-from ...dlo.backing import LeaseBacking, PrivateBacking, leased_blocks
+from ...dlo.backing import LeaseBacking, LeasedBlock, PrivateBacking, leased_blocks
 from ...dlo.contract import HostBacking
 from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
@@ -106,13 +106,14 @@ class LocalDevices:
         return next(found, None)
 
     def _rebase_ring(self, attachment: AttachmentEntry, lease_id: str, budget: Budget) -> AttachmentInfo:
-        choice = attachment.choice
-        backing = self._lease_backing(attachment.info.attachment_id, attachment.blocks, lease_id, choice)
+        slot_bytes = attachment.streamer.sizes.slot_bytes
+        holder = attachment.info.attachment_id
+        backing = self._lease_backing(holder, attachment.blocks, lease_id, attachment.choice, slot_bytes)
+        kind = Backing.STAGED if backing.extent(0) is None else Backing.DIRECT
         with ExitStack() as undo:
             undo.callback(backing.close)
             attachment.streamer.rebase(backing, budget)
             undo.pop_all()
-        kind = Backing.STAGED if choice is BackingChoice.STAGED else Backing.DIRECT
         attachment.info = msgspec.structs.replace(attachment.info, lease_id=lease_id, backing=kind)
         return attachment.info
 
@@ -134,7 +135,7 @@ class LocalDevices:
         entry = self._resources.models.get(model_id)
         if entry.lease_id is not None:
             return self._lease_backing(holder, blocks, entry.lease_id, choice)
-        if choice is BackingChoice.DIRECT:
+        if choice == BackingChoice.DIRECT:
             text = (
                 f"model {model_id} holds private tensors, which lie scattered and cannot be copied directly; adopt its "
                 "artifact first, or attach with backing auto or staged"
@@ -142,18 +143,31 @@ class LocalDevices:
             raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text, model=model_id)
         return PrivateBacking(entry.need_prepared().module, blocks)
 
-    def _lease_backing(self, holder: str, blocks: BlockMap, lease_id: str, choice: BackingChoice) -> HostBacking:
+    def _lease_backing(
+        self, holder: str, blocks: BlockMap, lease_id: str, choice: BackingChoice, slot_bytes: int | None = None
+    ) -> HostBacking:
+        """Direct if asked for; staged if asked for, if a block has no extent, or if an extent exceeds a given slot."""
         lease = self._resources.leases.get(lease_id).lease
+        leased = leased_blocks(blocks, lease.manifest)
+        direct = _direct(leased, choice, slot_bytes)
         with ExitStack() as hold:
             hold.enter_context(lease.hold(holder))
             release: Callable[[], None] = hold.pop_all().close
         try:
-            return LeaseBacking(
-                lease,
-                leased_blocks(blocks, lease.manifest),
-                direct=choice is not BackingChoice.STAGED,
-                release=release,
-            )
+            return LeaseBacking(lease, leased, direct=direct, release=release)
         except BaseException:
             release()
             raise
+
+
+def _direct(leased: Sequence[LeasedBlock], choice: BackingChoice, slot_bytes: int | None) -> bool:
+    """Whether blocks are copied as they lie; raises unsupported when that was asked for and cannot be."""
+    scattered = [block.plan.name for block in leased if block.extent is None]
+    if choice == BackingChoice.DIRECT and scattered:
+        text = (
+            f"the artifact stores block {scattered[0]!r} outside every block extent, so it cannot be copied directly; "
+            "attach with backing auto or staged, or publish it with a record that names its blocks"
+        )
+        raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text, block=scattered[0])
+    fits = slot_bytes is None or all(block.plan.size_bytes <= slot_bytes for block in leased)
+    return choice == BackingChoice.DIRECT or (choice == BackingChoice.AUTO and not scattered and fits)

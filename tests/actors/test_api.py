@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_model
 
 from hostweights import (
     Code,
@@ -13,6 +14,7 @@ from hostweights import (
     HostWeights,
     HostWeightsError,
     Mode,
+    ModelRecord,
     ProductionPolicy,
     RuntimePolicy,
     open_sync,
@@ -102,6 +104,50 @@ async def test_C2_streamed_equals_resident_before_and_after_adoption(tmp_path: P
 
         assert stats.copies >= 5
         assert torch.equal(run(model.module), expected)
+
+
+class Uneven(torch.nn.Module):
+    """Blocks of several classes, one without tensors, one used twice, one list in another."""
+
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        first = torch.nn.Linear(16, 16)
+        blocks = [first, torch.nn.ReLU(), Tiny(1, 16).blocks[0], first, torch.nn.Linear(16, 16, bias=False)]
+        lists = [torch.nn.ModuleList(blocks[:2]), torch.nn.ModuleList(blocks[2:])]
+        self.blocks = torch.nn.ModuleList(lists if nested else blocks)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.one_hot(ids, 16).float()
+        for block in self.blocks:
+            for part in block if isinstance(block, torch.nn.ModuleList) else [block]:
+                x = part(x)
+        return x
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
+async def test_C2_uneven_blocks_stream_before_and_after_adoption(tmp_path: Path, nested: bool, declared: bool) -> None:
+    plain_model = Uneven(nested).eval()
+    source = tmp_path / "model.safetensors"
+    save_model(plain_model, str(source))
+    expected = run(plain_model)
+    record = ModelRecord(record_id="uneven", version=1, component="uneven", blocks=("blocks",)) if declared else None
+    async with HostWeights(config(tmp_path)) as host:
+        cold = await host.load(lambda: Uneven(nested).eval(), source, record=record)
+        attachment = await host.attach(cold)
+        assert torch.equal(run(cold.module), expected)
+        assert cold.publication is not None
+        report = await cold.publication.wait()
+        assert report.failure is None
+        assert report.adopted
+        assert torch.equal(run(cold.module), expected)
+        await attachment.detach()
+        await host.attach(cold)
+        assert torch.equal(run(cold.module), expected)
+    async with HostWeights(config(tmp_path, Mode.REQUIRED)) as host:
+        warm = await host.load(lambda: Uneven(nested).eval(), source, record=record)
+        await host.attach(warm)
+        assert torch.equal(run(warm.module), expected)
 
 
 async def test_A13_a_publication_goes_on_while_the_model_serves(tmp_path: Path) -> None:

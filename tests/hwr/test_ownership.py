@@ -43,6 +43,14 @@ def test_B5_tensors_outside_blocks_come_first_then_blocks_in_order() -> None:
     assert all(t.role == "weight" and t.kind is TensorKind.PARAMETER for t in owned.tensors)
 
 
+def test_B5_blocks_that_own_nothing_are_left_out() -> None:
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)])
+    owned = collect_ownership(model, BLOCKS)
+    assert owned.blocks == ("blocks.1", "blocks.3")
+    assert [tensor.block for tensor in owned.tensors] == [0, 0, 1, 1]
+
+
 def test_T63_ties_are_aliases_and_tensors_of_several_blocks_belong_to_none() -> None:
     owned = collect_ownership(Tied(), BLOCKS)
     assert owned.aliases == (

@@ -167,7 +167,7 @@ def embedding(**values: object) -> Callable[[Manifest], Manifest]:
         pytest.param(embedding(shape=(4, 5)), ["embed.weight", "shape (4, 5)", "(5, 4)"], id="shape"),
         pytest.param(embedding(dtype="F16"), ["embed.weight", "dtype F16"], id="dtype"),
         pytest.param(embedding(stride=(1, 5)), ["embed.weight", "stride (1, 5)"], id="stride"),
-        pytest.param(embedding(block=1), ["embed.weight", "block blocks.1"], id="block"),
+        pytest.param(embedding(block=0), ["embed.weight", "block blocks.0"], id="block"),
         pytest.param(
             lambda m: msgspec.structs.replace(m, aliases=()), ["model ties", "head.weight", "embed.weight"], id="untied"
         ),
