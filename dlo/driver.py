@@ -226,6 +226,8 @@ class RingDriver:
         for binding in self._bindings:
             if terminal:
                 binding.drop()
+            elif binding.bound:
+                binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}
         self._backing.close()
 

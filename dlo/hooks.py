@@ -124,6 +124,22 @@ class Refusal(_Uncopyable):
         raise self._failure()
 
 
+class Gone(Refusal):
+    """The ``forward`` of a module whose streamed tensors were dropped; a copy of it would be no better."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise _gone()
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise _gone()
+
+
+def refuse_gone(module: nn.Module) -> None:
+    """Raise HostWeightsError(not_attached) for a model that was detached for good."""
+    if isinstance(module.__dict__.get("forward"), Gone):
+        raise _gone()
+
+
 def is_streamed(module: nn.Module) -> bool:
     """Whether a hook of this library stands on the module."""
     return isinstance(module.__dict__.get("forward"), BlockHook | RootHook)
@@ -168,8 +184,8 @@ def guard(root: nn.Module, blocks: list[nn.Module], driver: RingDriver, undo: Ex
 def close_off(root: nn.Module, blocks: list[nn.Module]) -> None:
     """Leave a model without its streamed tensors so that every use says so."""
     for module in (root, *blocks):
-        module.__dict__["forward"] = Refusal(_gone)
-        module.register_state_dict_pre_hook(Refusal(_gone))  # type: ignore[no-untyped-call]  # torch's
+        module.__dict__["forward"] = Gone(_gone)
+        module.register_state_dict_pre_hook(Gone(_gone))  # type: ignore[no-untyped-call]  # torch's
 
 
 def _refused(what: str) -> HostWeightsError:

@@ -16,7 +16,7 @@ from .binding import BlockBinding
 from .contract import Device, HostBacking
 from .discovery import BlockMap, discover
 from .driver import RingDriver
-from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, replace_attribute
+from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
 from .layout import capacity_bytes, round_up
 from .resident import Resident
 
@@ -94,15 +94,11 @@ class Streamer:
         there are fewer blocks.
 
         After any error the model is as it was and the backing still belongs to the caller; otherwise the backing is
-        closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, blocks_not_found,
-        coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
+        closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, not_attached (after a terminal
+        detach), blocks_not_found, coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
         """
-        if slots < MIN_SLOTS:
-            raise error(
-                Stage.TRANSPORT,
-                Code.INVALID_CONFIG,
-                f"a ring of {slots} slots cannot overlap; {MIN_SLOTS} is the least",
-            )
+        refuse_gone(module)
+        _refuse_below(slots, MIN_SLOTS, f"a ring of {slots!r} slots cannot overlap; {MIN_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
         modules = [module.get_submodule(block.path) for block in found.blocks]
         _refuse_twice(module, modules)
@@ -142,6 +138,7 @@ class Streamer:
 
     def announce(self, forwards: int) -> None:
         """Say how many forwards will begin from now on: after the last one no block is fetched for another."""
+        _refuse_below(forwards, 0, f"{forwards!r} forwards cannot follow; announce a number, 0 or more")
         self._driver.announce(forwards)
 
     def rebase(self, backing: HostBacking, budget: Budget | None = None) -> None:
@@ -182,6 +179,12 @@ class Streamer:
             if terminal:
                 close_off(self._module, self._blocks)
             self._detached = True
+
+
+def _refuse_below(value: object, least: int, text: str) -> None:
+    """A count from an untyped caller is checked here: later it would fail a forward."""
+    if not isinstance(value, int) or value < least:
+        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text)
 
 
 def _refuse_twice(module: nn.Module, modules: Sequence[nn.Module]) -> None:

@@ -34,14 +34,23 @@ def adopt(module: nn.Module, record: ModelRecord, lease: Lease) -> int:
     All or nothing: every view is made and checked before the first swap, and a fault in the middle swaps back. Raises
     restore_plan_failed with the model untouched, restore_commit_failed with the model as it was.
     """
+    swaps = _plan(module, record, lease)
+    _swap_all(swaps)
+    # Ties count once: they have one address.
+    return sum({swap.old.data_ptr(): swap.old.nbytes for swap in swaps}.values())
+
+
+def check_adoptable(module: nn.Module, record: ModelRecord, lease: Lease) -> None:
+    """Raise restore_plan_failed where ``adopt`` would; nothing is touched."""
+    _plan(module, record, lease)
+
+
+def _plan(module: nn.Module, record: ModelRecord, lease: Lease) -> list[_Swap]:
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed", "")
     groups = tensor_groups(module)
     check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
-    swaps = [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
-    _swap_all(swaps)
-    # Ties count once: they have one address.
-    return sum({swap.old.data_ptr(): swap.old.nbytes for swap in swaps}.values())
+    return [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
 
 
 def _view(lease: Lease, name: str) -> torch.Tensor:

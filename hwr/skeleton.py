@@ -40,6 +40,8 @@ def build_skeleton(factory: Callable[[], ModuleT]) -> ModuleT:
             module = factory()
     finally:
         _building.mover = outer
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the factory gave a {type(module).__name__}, expected a torch.nn.Module")
     for place in places(module):
         if place.kind is TensorKind.PARAMETER:
             moved = mover.move(place.tensor)

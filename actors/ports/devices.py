@@ -9,8 +9,9 @@ from ...dlo.backing import LeaseBacking, LeasedBlock, PrivateBacking, leased_blo
 from ...dlo.contract import HostBacking
 from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
+from ...dlo.hooks import refuse_gone
 from ...dlo.streamer import Streamer
-from ...hwr.adopt import adopt
+from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
 from ...hwr.memory import trim
 from ...messages.budget import Budget
@@ -32,6 +33,7 @@ from ...messages.transport import (
     Ring,
 )
 from ..resources import AttachmentEntry, Resources
+from .faults import answered
 
 
 class LocalDevices:
@@ -48,7 +50,9 @@ class LocalDevices:
             text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
             raise error(Stage.TRANSPORT, Code.ALREADY_ATTACHED, text, attachment=other.info.attachment_id)
         prepared = entry.need_prepared()
-        with ExitStack() as undo, entry.need_gate().exclusive(budget):
+        failing = answered(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"the model could not stream to {request.device}")
+        with failing, ExitStack() as undo, entry.need_gate().exclusive(budget):
+            refuse_gone(prepared.module)
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks)
@@ -93,7 +97,12 @@ class LocalDevices:
         prepared = entry.need_prepared()
         lease = self._resources.leases.get(effect.lease_id).lease
         attachment = self._attachment_of(effect.model_id)
-        with entry.need_gate().exclusive(budget):
+        failing = answered(
+            Stage.TRANSPORT, Code.RESTORE_COMMIT_FAILED, f"the model could not move to lease {effect.lease_id}"
+        )
+        with failing, entry.need_gate().exclusive(budget):
+            refuse_gone(prepared.module)
+            check_adoptable(prepared.module, prepared.record, lease)
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)
             released_bytes = adopt(prepared.module, prepared.record, lease)
             replaced = entry.bind(effect.model_id, lease)

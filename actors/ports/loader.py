@@ -18,6 +18,7 @@ from ...hwr.restore import plan_restore
 from ...hwr.skeleton import build_skeleton
 from ...hwr.source import source_digest
 from ...messages.budget import Budget
+from ...messages.failure import Code, Stage
 from ...messages.plan import WeightPlan
 from ...messages.resolver import (
     CanonicalLoaded,
@@ -30,7 +31,7 @@ from ...messages.resolver import (
     RestorePlanned,
 )
 from ..resources import ModelEntry, Prepared, Resources, checkpoint_producer_id
-from .user_code import user_code
+from .faults import answered
 
 DigestDirectory = Callable[[Budget], Path | None]
 
@@ -80,7 +81,8 @@ class LocalLoader:
         if effect.fresh:
             entry.prepared = None
         prepared = entry.prepared or _prepare(entry, budget)
-        loaded_bytes = load_canonical(prepared.module, prepared.plan, prepared.checkpoint, budget)
+        with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
+            loaded_bytes = load_canonical(prepared.module, prepared.plan, prepared.checkpoint, budget)
         _validate(prepared)
         entry.producer = ModelProducer(prepared.module, prepared.ownership)
         entry.gate = ForwardGate.install(prepared.module)
@@ -89,7 +91,8 @@ class LocalLoader:
 
 def _prepare(entry: ModelEntry, budget: Budget) -> Prepared:
     """Everything that is known before a byte of a weight is read."""
-    module = _build(entry.factory)
+    with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and load again"):
+        module: torch.nn.Module = build_skeleton(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
     ownership: Ownership = collect_ownership(module, record)
     checkpoint: Checkpoint = open_checkpoint(entry.source)
@@ -98,18 +101,7 @@ def _prepare(entry: ModelEntry, budget: Budget) -> Prepared:
     return entry.prepared
 
 
-def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    def checked() -> torch.nn.Module:
-        module: object = factory()
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"it returned a {type(module).__name__}, expected a torch.nn.Module")
-        return module
-
-    with user_code("the model's factory"):
-        return build_skeleton(checked)
-
-
 def _validate(prepared: Prepared) -> None:
     if prepared.record.validator is not None:
-        with user_code("the model's validator"):
+        with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's validator refused it"):
             prepared.record.validator(prepared.module)

@@ -1,6 +1,7 @@
 """D2: the async API on the real store, the real cpu device and a real checkpoint."""
 
 import asyncio
+import copy
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hostweights import (
 )
 from hostweights.actors.ports.devices import LocalDevices
 from hostweights.actors.ports.store import LocalStorePort
+from hostweights.dlo import CpuDevice
 from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
 from hostweights.messages.store import BuildProgress, Memory
 from tiny_model import IDS, Tiny, factory, make_checkpoint, plain, run
@@ -351,6 +353,94 @@ async def test_A1_a_fallback_is_said_aloud(tmp_path: Path, caplog: pytest.LogCap
     (record,) = caplog.records
     assert record.name == "hostweights"
     assert "load_canonical" in record.getMessage()
+
+
+def broken_factory() -> Tiny:
+    raise ZeroDivisionError("in the user's code")
+
+
+def refusing_validator(_module: torch.nn.Module) -> None:
+    raise ZeroDivisionError("in the user's code")
+
+
+@pytest.mark.parametrize("broken", ["factory", "validator"])
+async def test_D1_a_fault_of_the_users_code_is_an_answer_and_the_host_goes_on(tmp_path: Path, broken: str) -> None:
+    source = make_checkpoint(tmp_path)
+    record = ModelRecord(
+        record_id="refusing", version=1, component="tiny", blocks=("blocks",), validator=refusing_validator
+    )
+    async with HostWeights(config(tmp_path)) as host:
+        build, given = (broken_factory, None) if broken == "factory" else (factory(), record)
+        with pytest.raises(HostWeightsError, match="in the user's code") as caught:
+            await host.load(build, source, record=given)
+        assert caught.value.code is Code.MODEL_FAILED
+        assert torch.equal(run((await host.load(factory(), source)).module), plain(source))
+
+
+async def test_D1_memory_that_cannot_be_had_is_an_answer_and_the_host_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        with monkeypatch.context() as patch:
+            patch.setattr(CpuDevice, "allocate", lambda _device, _size_bytes: torch.empty(1 << 60, dtype=torch.uint8))
+            with pytest.raises(HostWeightsError, match="allocate") as caught:
+                await host.attach(model)
+        assert caught.value.code is Code.DEVICE_UNAVAILABLE
+        await host.attach(model)
+        assert torch.equal(run(model.module), plain(source))
+
+
+async def test_D2_arguments_of_a_wrong_type_are_refused_and_the_host_goes_on(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        for slots in ("2", 2.5, -1):
+            with pytest.raises(HostWeightsError) as caught:
+                await host.attach(model, slots=slots)  # type: ignore[arg-type]  # what an untyped caller may give
+            assert caught.value.code is Code.INVALID_CONFIG
+        attachment = await host.attach(model)
+        for forwards in ("1", -1):
+            with pytest.raises(HostWeightsError) as caught:
+                await attachment.announce(forwards)  # type: ignore[arg-type]  # what an untyped caller may give
+            assert caught.value.code is Code.INVALID_CONFIG
+        assert torch.equal(run(model.module), plain(source))
+
+
+async def test_D2_after_a_terminal_detach_every_use_says_so(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        attachment = await host.attach(model)
+        await attachment.detach(terminal=True)
+
+        with pytest.raises(HostWeightsError) as caught:
+            await host.attach(model)
+        assert caught.value.code is Code.NOT_ATTACHED
+        with pytest.raises(HostWeightsError, match="for good"):
+            copy.deepcopy(model.module)
+        report = await host.adopt(model)
+        assert report.failure is not None
+        assert report.failure.code is Code.NOT_ATTACHED
+
+
+async def test_C2_a_model_that_cannot_adopt_keeps_streaming_from_its_own_tensors(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    expected = plain(source)
+    async with HostWeights(config(tmp_path, production=ProductionPolicy(publish_after_load=False))) as host:
+        model = await host.load(factory(), source)
+        embedding = model.module.get_parameter("embed.weight")
+        embedding.data = embedding.data.t().contiguous().t()
+        await host.attach(model)
+
+        report = await host.adopt(model)
+
+        assert report.failure is not None
+        assert report.failure.code is Code.RESTORE_PLAN_FAILED
+        assert (await host.attachments())[0].lease_id is None
+        assert await host.leases() == ()
+        assert torch.equal(run(model.module), expected)
 
 
 async def test_D2_unload_gives_everything_back(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
 from hostweights.dlo import PrivateBacking, Streamer
+from hostweights.dlo.binding import BlockBinding
 from hostweights.dlo.ring import Fill, Use
 from hostweights.messages.failure import Code, HostWeightsError
 
@@ -328,6 +329,26 @@ def test_T57_a_refill_and_a_detach_wait_for_the_event_of_the_compute_that_read_t
 def run_thrice(model: Stack) -> None:
     for _ in range(3):
         run(model)
+
+
+def test_T66_an_interrupt_before_the_host_tensors_are_shown_leaves_no_block_in_a_slot(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack([4, 9, 5])
+    expected = run(model)
+    homes = [parameter.data_ptr() for parameter in model.parameters()]
+    streamer = attach(model, device)
+
+    def torn(_binding: BlockBinding) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockBinding, "park", torn)
+        with pytest.raises(KeyboardInterrupt):
+            run(model)
+    streamer.detach(terminal=False)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == homes
+    assert torch.equal(run(model), expected)
 
 
 def test_T66_an_interrupt_between_the_ring_and_the_copy_leaves_no_stale_slot(
