@@ -203,6 +203,18 @@ class RingDriver:
         old_transfer.close()
         old_backing.close()
 
+    @contextmanager
+    def at_rest(self, budget: Budget) -> Iterator[None]:
+        """Wait until no block is in use and keep it so inside; parameters show host tensors there."""
+        with self._lock:
+            while self._ring.in_use():
+                budget.check()
+                self._idle.wait(DRAIN_POLL_S)
+            for binding in self._bindings:
+                if binding.bound:
+                    binding.park()
+            yield
+
     def close(self, terminal: bool, budget: Budget | None) -> None:
         """Wait until no block is in use, drain, show host tensors (or drop them) and free the slots.
 

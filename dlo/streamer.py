@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -140,6 +140,14 @@ class Streamer:
         """Say how many forwards will begin from now on: after the last one no block is fetched for another."""
         _refuse_below(forwards, 0, f"{forwards!r} forwards cannot follow; announce a number, 0 or more")
         self._driver.announce(forwards)
+
+    def at_rest(self, budget: Budget) -> AbstractContextManager[None]:
+        """Inside, no block is in use and parameters show host tensors: for who must see every weight at once.
+
+        Waits by ``budget`` for the blocks in use; blocks that are called meanwhile wait. Keep it short, and call no
+        block inside.
+        """
+        return self._driver.at_rest(budget)
 
     def rebase(self, backing: HostBacking, budget: Budget | None = None) -> None:
         """Between two blocks, take the weights from ``backing`` instead, which must hold equal bytes.

@@ -1,5 +1,7 @@
 """The PublisherActor's port: producers of loaded models, registered by id."""
 
+from contextlib import ExitStack
+
 from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
@@ -18,7 +20,11 @@ class LocalModels:
         producer = entry.producer
         if producer is None:
             prepared = entry.need_prepared()
-            with entry.need_gate().exclusive(budget):
+            with ExitStack() as still:
+                still.enter_context(entry.need_gate().exclusive(budget))
+                for attachment in self._resources.attachments.all():
+                    if attachment.info.model_id == effect.model_id:  # a block may be called past the gate
+                        still.enter_context(attachment.streamer.at_rest(budget))
                 producer = ModelProducer(prepared.module, prepared.ownership)
         self._resources.producers.put(effect.producer_id, producer)
         return ProducerRegistered(

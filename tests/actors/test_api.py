@@ -21,8 +21,11 @@ from hostweights import (
     open_sync,
 )
 from hostweights.actors.ports.devices import LocalDevices
+from hostweights.actors.ports.models import LocalModels
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.dlo import CpuDevice
+from hostweights.hwr.budget import PlainBudget
+from hostweights.messages.publisher import RegisterProducer
 from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
 from hostweights.messages.store import BuildProgress, Memory
 from tiny_model import IDS, Tiny, factory, make_checkpoint, plain, run
@@ -406,6 +409,51 @@ async def test_D2_arguments_of_a_wrong_type_are_refused_and_the_host_goes_on(tmp
                 await attachment.announce(forwards)  # type: ignore[arg-type]  # what an untyped caller may give
             assert caught.value.code is Code.INVALID_CONFIG
         assert torch.equal(run(model.module), plain(source))
+
+
+class ReleasingBudget(PlainBudget):
+    """Sets an event at the second look: the first is the gate's."""
+
+    def __init__(self, release: threading.Event) -> None:
+        super().__init__()
+        self._release = release
+        self._looks = 0
+
+    def check(self) -> None:
+        self._looks += 1
+        if self._looks > 1:
+            self._release.set()
+
+
+async def test_A13_a_producer_never_holds_a_slot_of_a_block_that_is_called_by_itself(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        assert model.publication is not None
+        await model.publication.wait()
+        homes = {name: parameter.data_ptr() for name, parameter in model.module.named_parameters()}
+        await host.attach(model)
+        entered, release = threading.Event(), threading.Event()
+
+        def stay(*_: object) -> None:
+            entered.set()
+            release.wait(60)
+
+        block = model.module.get_submodule("blocks.0")
+        model.module.get_submodule("blocks.0.norm").register_forward_hook(stay)
+        running = asyncio.get_running_loop().run_in_executor(None, block, torch.zeros(1, 32))
+        await asyncio.get_running_loop().run_in_executor(None, entered.wait, 60)
+        resources = host._assembly.resources
+
+        request = RegisterProducer(model_id=model.model_id, producer_id="one")
+        LocalModels(resources).register(request, ReleasingBudget(release))
+
+        release.set()
+        await running
+        producer = resources.producers.get("one")
+        stored = [spec.name for spec in producer.plan.tensors]
+        taken = [tensor.data_ptr() for tensor in producer.produce(PlainBudget())]
+        assert taken == [homes[name] for name in stored]
 
 
 async def test_D2_after_a_terminal_detach_every_use_says_so(tmp_path: Path) -> None:
