@@ -120,7 +120,7 @@ class HostWeights:
             raise HostWeightsError(resolved.report.failure)
         _warn(resolved.report)
         module = entry.need_prepared().module
-        model = LoadedModel(self, model_id, module, resolved.report, resolved.identity)
+        model = LoadedModel(self, model_id, module, resolved.report, resolved.identity, lease_id)
         if resolved.publishable and self._config.production.publish_after_load:
             self.publish(model)
         return model
@@ -197,7 +197,8 @@ class HostWeights:
             if info.model_id == model.model_id:
                 await self._assembly.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
         bound = self._assembly.resources.forget_model(model.model_id)
-        lease_ids = [publication.lease_id for publication in model.publications]
+        # The lease of the load too: an adoption that was cancelled after it re-bound the model could not release it.
+        lease_ids = [model.lease_id, *(publication.lease_id for publication in model.publications)]
         for lease_id in lease_ids if bound is None else {*lease_ids, bound}:
             await self._assembly.ask(STORE, Release(lease_id=lease_id))
 
@@ -267,8 +268,10 @@ class LoadedModel:
         module: torch.nn.Module,
         report: ResolutionReport,
         identity: ArtifactIdentity | None,
+        lease_id: str,
     ) -> None:
         self._host = host
+        self.lease_id = lease_id
         self.model_id = model_id
         self.module = module
         self.report = report

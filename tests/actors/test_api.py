@@ -25,9 +25,11 @@ from hostweights.actors.ports.models import LocalModels
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.dlo import CpuDevice
 from hostweights.hwr.budget import PlainBudget
+from hostweights.messages.budget import Budget
 from hostweights.messages.publisher import RegisterProducer
 from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
 from hostweights.messages.store import BuildProgress, Memory
+from hostweights.messages.transport import Rebased, RebaseModel
 from tiny_model import IDS, Tiny, factory, make_checkpoint, plain, run
 
 pytestmark = pytest.mark.asyncio
@@ -504,6 +506,28 @@ async def test_D2_unload_gives_everything_back(tmp_path: Path) -> None:
 
         assert await host.leases() == ()
         assert await host.attachments() == ()
+
+
+async def test_D2_unload_releases_the_lease_that_a_cancelled_adoption_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    loop, real = asyncio.get_running_loop(), LocalDevices.rebase
+    async with HostWeights(config(tmp_path, production=ProductionPolicy(build_before_load=True))) as host:
+        model = await host.load(factory(), source)
+        publication = host.publish(model, adopt=True)
+
+        def cancelled_late(port: LocalDevices, effect: RebaseModel, budget: Budget) -> Rebased:
+            rebased, cancelled = real(port, effect, budget), threading.Event()
+            loop.call_soon_threadsafe(publication._task.cancel)
+            loop.call_soon_threadsafe(cancelled.set)
+            assert cancelled.wait(60)
+            return rebased
+
+        monkeypatch.setattr(LocalDevices, "rebase", cancelled_late)
+        await publication.wait()
+        await model.unload()
+        assert await host.leases() == ()
 
 
 async def test_D2_a_second_attach_is_refused_by_name(tmp_path: Path) -> None:
