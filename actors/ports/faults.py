@@ -9,7 +9,7 @@ from ...messages.failure import Code, HostWeightsError, Stage, error
 
 @contextmanager
 def answered(stage: Stage, code: Code, what: str) -> Iterator[None]:
-    """Raise HostWeightsError(code) for any other exception inside; its text says ``what`` failed, why and in which line.
+    """Raise HostWeightsError(code) for any other exception inside; its text says what failed, why and in which line.
 
     A SystemExit of a user's code must not end a serving process either.
     """

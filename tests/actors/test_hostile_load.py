@@ -49,7 +49,7 @@ async def test_D1_a_factory_that_raises_fails_its_own_load_only(
 ) -> None:
     source = make_checkpoint(tmp_path)
     async with HostWeights(config(tmp_path)) as host:
-        with pytest.raises(HostWeightsError, match=f"factory raised {type(problem).__name__}: .*a bug") as caught:
+        with pytest.raises(HostWeightsError, match=f"factory failed.*{type(problem).__name__}: .*a bug") as caught:
             await host.load(raises(problem), source, mode=mode)
         assert caught.value.code is Code.MODEL_FAILED
         await serves(host, source)
@@ -59,7 +59,7 @@ async def test_D1_a_factory_that_raises_fails_its_own_load_only(
 async def test_D1_a_factory_that_returns_no_module_is_told_so(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path)
     async with HostWeights(config(tmp_path)) as host:
-        with pytest.raises(HostWeightsError, match="returned a int, expected") as caught:
+        with pytest.raises(HostWeightsError, match="gave a int, expected") as caught:
             await host.load(lambda: 3, source)  # type: ignore[arg-type,return-value]  # what an untyped caller may do
         assert caught.value.code is Code.MODEL_FAILED
         await serves(host, source)
