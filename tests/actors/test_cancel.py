@@ -140,7 +140,7 @@ async def test_D1_cancelled_attaches_leak_nothing(tmp_path: Path) -> None:
     host_of = Host(tmp_path, ProductionPolicy(build_before_load=True))
     async with HostWeights(host_of.config) as host:
         await cancel_attaches(host, source)
-        await until(lambda: no_attachments(host))
+        await until(host, lambda: no_attachments(host))
     host_of.check_closed()
 
 
@@ -154,10 +154,15 @@ async def cancel_attaches(host: HostWeights, source: Path) -> None:
 
     await moments.whole(attach())
     for _ in range(CANCELS_PER_OPERATION):
-        while attached:
-            await attached.pop().detach()
+        await detach_all(attached)
         await moments.cancelled(attach())
         assert torch.equal(run(model.module), expected)
+    await detach_all(attached)
+
+
+async def detach_all(attached: list[Attachment]) -> None:
+    while attached:
+        await attached.pop().detach()
 
 
 async def no_attachments(host: HostWeights) -> bool:
@@ -170,14 +175,14 @@ async def no_leases(host: HostWeights) -> bool:
 
 async def settled(host: HostWeights) -> None:
     """Clean-up that a cancel set off is sent and not awaited; it is over when no lease is left."""
-    await until(lambda: no_leases(host))
+    await until(host, lambda: no_leases(host))
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(host: HostWeights, condition: Callable[[], Awaitable[bool]]) -> None:
     for _ in range(1000):
         if await condition():
             return
-    raise AssertionError("never settled")
+    raise AssertionError(f"never settled: {await host.stats()}")
 
 
 async def test_D1_a_cancelled_close_still_closes(tmp_path: Path) -> None:
