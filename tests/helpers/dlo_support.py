@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hostweights.dlo import BlockMap, LeaseBacking, LeasedBlock, PrivateBacking, discover
-from hostweights.dlo.contract import Device, Event, HostBacking, Stream
+from hostweights.dlo.contract import Device, Event, HostBacking, HostMemory, Stream
 from hostweights.dlo.layout import TORCH_DTYPES, compact_plan
 from hostweights.messages.plan import BLOCK_ALIGNMENT_BYTES
 
@@ -126,6 +126,16 @@ class ProbeDevice:
         reading = Reading(self._inner.compute_record())
         self.read.append(reading)
         return reading
+
+    def compute_ready(self) -> None:
+        self._inner.compute_ready()
+
+    def elapsed_s(self, begin: Event, end: Event) -> float:
+        inner = [event._inner if isinstance(event, Reading) else event for event in (begin, end)]
+        return self._inner.elapsed_s(inner[0], inner[1])
+
+    def host_memory(self) -> HostMemory | None:
+        return self._inner.host_memory()
 
     def synchronize(self) -> None:
         self._inner.synchronize()
