@@ -6,6 +6,7 @@ block's host bytes are.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -167,6 +168,10 @@ class HostBacking(Protocol):
 
     def extent(self, block: int) -> torch.Tensor | None:
         """The block's bytes as one host tensor (uint8, one dimension, ``size_bytes`` long), or None if scattered."""
+        ...
+
+    def file(self, block: int) -> Path | None:
+        """The file whose shared read-only mapping the block's extent lies in; None if there is no such mapping."""
         ...
 
     def pack(self, block: int, target: torch.Tensor) -> None:

@@ -150,7 +150,7 @@ class LocalDevices:
         try:
             return LeaseBacking(
                 lease,
-                leased_blocks(blocks, lease.manifest),
+                leased_blocks(blocks, lease.manifest, lease.directory),
                 direct=choice is not BackingChoice.STAGED,
                 release=release,
             )

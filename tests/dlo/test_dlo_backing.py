@@ -80,7 +80,7 @@ def lease(model: Stack, tmp_path: Path) -> FileLease:
 
 def test_C2_the_blocks_of_a_model_are_found_in_a_manifest(model: Stack, lease: FileLease) -> None:
     found = discover(model)
-    leased = leased_blocks(found, manifest_of(lease, found))
+    leased = leased_blocks(found, manifest_of(lease, found), lease.path.parent)
     assert [block.extent for block in leased] == [2, 1, 0]
     for block, written, wanted in zip(leased, lease.blocks, found.blocks, strict=True):
         assert block.plan.size_bytes == written.plan.size_bytes
@@ -96,8 +96,8 @@ def test_C2_a_model_streams_from_blocks_found_in_a_manifest(
     found = discover(model)
     expected = run(model)
     leased = [
-        LeasedBlock(plan=block.plan, extent=len(found.blocks) - 1 - block.extent, stored=block.stored)
-        for block in leased_blocks(found, manifest_of(lease, found))
+        LeasedBlock(plan=block.plan, extent=len(found.blocks) - 1 - block.extent, file=block.file, stored=block.stored)
+        for block in leased_blocks(found, manifest_of(lease, found), lease.path.parent)
     ]
     backing = LeaseBacking(lease, leased, direct=direct, release=lambda: None)
     streamer = Streamer.attach(model, found, device, backing)
@@ -117,11 +117,11 @@ def test_T63_an_alias_is_stored_once_and_a_tensor_outside_its_block_stays_reside
         replace(entry, name="shared", block=None) if entry.name == name else entry for entry in manifest.tensors
     )
     manifest = replace(manifest, tensors=moved, aliases=(AliasEntry(name=name, target="shared"),))
-    leased = leased_blocks(found, manifest)
+    leased = leased_blocks(found, manifest, lease.path.parent)
     assert name not in [tensor.name for tensor in leased[1].plan.tensors]
     expected = run(model)
     home = model.get_parameter(name).data_ptr()
-    direct = [LeasedBlock(plan=b.plan, extent=2 - b.extent, stored=b.stored) for b in leased]
+    direct = [LeasedBlock(plan=b.plan, extent=2 - b.extent, file=b.file, stored=b.stored) for b in leased]
     streamer = Streamer.attach(model, found, device, LeaseBacking(lease, direct, direct=True, release=lambda: None))
     assert torch.equal(run(model), expected)
     assert model.get_parameter(name).data_ptr() == home
@@ -137,7 +137,7 @@ def test_C2_an_artifact_that_does_not_cover_the_model_is_refused(model: Stack, l
     else:
         manifest = replace(manifest, tensors=tuple(replace(entry, block=None) for entry in manifest.tensors))
     with pytest.raises(HostWeightsError) as refused:
-        leased_blocks(found, manifest)
+        leased_blocks(found, manifest, lease.path.parent)
     assert refused.value.code is Code.COVERAGE_INCOMPLETE
 
 

@@ -49,7 +49,7 @@ def test_C2_any_order_any_backing_any_interruption_is_bit_equal(
             assert torch.equal(run(model, order), expected[number])
         stats = streamer.stats()
         assert stats.hits + stats.copies >= sum(map(len, orders))
-        assert len(device.staging) == (0 if kind == "direct" else 2)
+        assert len(device.staging) == (0 if kind == "direct" else min(len(hidden), 4))
         streamer.detach(terminal=False)
         assert torch.equal(run(model, orders[0]), expected[0])
         device.close()

@@ -244,6 +244,7 @@ class FileLease:
     """A model's blocks in a real file: a shared read-only mapping, and a copy-on-write one of the same pages."""
 
     def __init__(self, path: Path, module: nn.Module, blocks: BlockMap) -> None:
+        self.path = path
         self.blocks: list[LeasedBlock] = []
         self._starts: list[int] = []
         self._places: dict[str, tuple[int, int]] = {}
@@ -278,7 +279,9 @@ class FileLease:
             write(flat.numpy().tobytes())
             self._places[name] = (index, len(self._places))
         self._starts.append(start)
-        self.blocks.append(LeasedBlock(plan=plan, extent=index, stored=tuple(name for name, _ in tensors)))
+        self.blocks.append(
+            LeasedBlock(plan=plan, extent=index, file=self.path, stored=tuple(name for name, _ in tensors))
+        )
 
     def extent(self, block: int) -> torch.Tensor:
         start = self._starts[block]
