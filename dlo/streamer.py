@@ -1,5 +1,6 @@
 """Attach a model to a ring, and everything that can be asked of it until it is detached."""
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,8 @@ from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, replace_a
 from .layout import capacity_bytes, round_up
 from .resident import Resident
 from .timeline import Timeline
+
+_LOG = logging.getLogger("hostweights")
 
 MIN_SLOTS = 2
 
@@ -62,6 +65,7 @@ class Streamer:
         self,
         module: nn.Module,
         blocks: list[nn.Module],
+        device: Device,
         driver: RingDriver,
         resident: Resident,
         hooks: ExitStack,
@@ -70,6 +74,7 @@ class Streamer:
     ) -> None:
         self._module = module
         self._blocks = blocks
+        self._device = device
         self._driver = driver
         self._resident = resident
         self._hooks = hooks
@@ -137,7 +142,7 @@ class Streamer:
             _check(budget)
             driver.prefetch()
             failed.pop_all()
-            return cls(module, modules, driver, resident, hooks.pop_all(), rest.pop_all(), sizes)
+            return cls(module, modules, device, driver, resident, hooks.pop_all(), rest.pop_all(), sizes)
 
     @property
     def sizes(self) -> "RingSizes":
@@ -151,6 +156,13 @@ class Streamer:
     def announce(self, forwards: int) -> None:
         """Say how many forwards will begin from now on: after the last one no block is fetched for another."""
         self._driver.announce(forwards)
+
+    def _settle_device(self) -> None:
+        """What is not streamed may still be computing, on any stream, from memory that is about to be let go."""
+        try:
+            self._device.synchronize()
+        except Exception as failure:  # noqa: BLE001 - of work that whoever needed it was told of
+            _LOG.debug("while the device came to rest: %s", failure)
 
     @contextmanager
     def record(self) -> Iterator[Timeline]:
@@ -207,6 +219,7 @@ class Streamer:
             if self._detached:
                 return
             self._driver.close(terminal, budget)
+            self._settle_device()
             self._hooks.close()
             self._rest.close()
             if terminal:
