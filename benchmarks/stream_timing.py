@@ -26,8 +26,10 @@ def settle(device: str) -> None:
 
 def measure(call: Callable[[], torch.Tensor], device: str, *, rounds: int = 3, steps: int = 3, warm: int = 1) -> Timing:
     """Rounds of ``steps`` forwards in a row, as in a denoising loop: what was fetched before the first is paid back."""
+    output: torch.Tensor | None = None  # let go before the next is made: a loop would not keep both
     with torch.inference_mode():
         for _ in range(warm):
+            output = None
             output = call()
         settle(device)
         if device != "cpu":
@@ -36,10 +38,12 @@ def measure(call: Callable[[], torch.Tensor], device: str, *, rounds: int = 3, s
         for _ in range(rounds):
             began_s = time.perf_counter()
             for _ in range(steps):
+                output = None
                 output = call()
             settle(device)
             taken.append((time.perf_counter() - began_s) / steps)
     peak_bytes = 0 if device == "cpu" else torch.cuda.max_memory_allocated()
+    assert output is not None
     return Timing(statistics.median(taken), peak_bytes, output.cpu())
 
 

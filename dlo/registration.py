@@ -1,7 +1,7 @@
 """Registers the blocks of a mapping with the device driver, in the background, in the order of use.
 
-Streaming never waits for it longer than it takes: a block that is not registered yet is awaited for a moment, then
-copied as it is; one that never will be goes through staging.
+Streaming begins at once: the block that a copy waits for is registered first, is awaited for a moment, and is copied as
+it is if that takes long; one that never will be registered goes through staging.
 """
 
 import logging
@@ -24,6 +24,8 @@ _LOG = logging.getLogger("hostweights")
 
 PATIENCE_S = 0.25
 """How long a copy waits for its block while calls come back promptly; a slower driver is not waited for."""
+QUIET_S = 0.02
+"""With no copy issued for this long, blocks that none waits for are registered one after the other."""
 POLL_S = 0.002
 
 _KEPT: Final[set["Registration"]] = set()
@@ -66,6 +68,8 @@ class Registration:
         self._changed = threading.Condition()
         self._states = [BlockState.PENDING if each.size_bytes else BlockState.REFUSED for each in ranges]
         self._registered: list[Chunk] = []
+        self._wanted: set[int] = set()  # blocks that a copy waits for
+        self._used_s = time.monotonic()
         self._slow = False
         self._stopping = False
         self._closed = False
@@ -85,9 +89,14 @@ class Registration:
         self._thread = threading.Thread(target=self._run, name="hostweights-registration")
         self._thread.start()
 
-    def state(self, block: int) -> BlockState:
-        """Whether a block's bytes are registered, will be, or will not."""
+    def use(self, block: int) -> BlockState:
+        """A copy of the block is issued: whether its bytes are registered, will be, or will not be."""
+        self._used_s = time.monotonic()
         return self._states[block]
+
+    def refused(self, block: int) -> bool:
+        """Whether a block will never be registered."""
+        return self._states[block] is BlockState.REFUSED
 
     def settled(self, block: int) -> "Settled":
         """An event that passes when the block is not pending any more, or is not worth waiting for; never fails."""
@@ -97,12 +106,16 @@ class Registration:
         """Block the caller until then."""
         patient_until_s = time.monotonic() + PATIENCE_S
         with self._changed:
+            self._wanted.add(block)
+            self._changed.notify_all()
             while self._states[block] is BlockState.PENDING and not self._slow:
                 left_s = patient_until_s - time.monotonic()
                 if left_s <= 0.0:
                     self._slow = True
-                    return
+                    break
                 self._changed.wait(left_s)
+            self._used_s = time.monotonic()
+            self._wanted.discard(block)
 
     def worth_waiting(self, block: int) -> bool:
         """Whether ``await_block`` would wait."""
@@ -154,17 +167,34 @@ class Registration:
         until_s = self._began_s + self._policy.deadline_s
         limits = [limit for limit in (self._policy.budget_bytes, self._headroom()) if limit is not None]
         room_bytes = min(limits, default=None)
+        remaining = list(self._chunks)
         done_bytes = 0
-        for number, chunk in enumerate(self._chunks):
+        while remaining:
+            chunk = self._choose(remaining)
+            remaining.remove(chunk)
             done_bytes += chunk.size_bytes
             refusal = self._why_stop(done_bytes, room_bytes, until_s)
             if refusal is None:
-                _LOG.debug("registering range %d of %d: %d bytes", number + 1, len(self._chunks), chunk.size_bytes)
+                _LOG.debug("registering %d bytes, %d ranges after that", chunk.size_bytes, len(remaining))
                 refusal = self._register(chunk, until_s)
             if refusal is not None:
                 self._finish(refusal)
                 return
         self._finish("")
+
+    def _choose(self, remaining: Sequence[Chunk]) -> Chunk:
+        """The chunk that a copy waits for; or the next in order, once no copy has been issued for a moment.
+
+        A driver call keeps every other call of the process waiting, and calls in a row starve them.
+        """
+        with self._changed:
+            while not self._stopping:
+                wanted = next((chunk for chunk in remaining if self._wanted.intersection(chunk.blocks)), None)
+                quiet_s = time.monotonic() - self._used_s
+                if wanted is not None or quiet_s >= QUIET_S:
+                    return wanted or remaining[0]
+                self._changed.wait(QUIET_S - quiet_s)
+            return remaining[0]
 
     def _why_not(self) -> str | None:
         if not self._policy.enabled:

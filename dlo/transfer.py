@@ -201,7 +201,7 @@ class RegisteredTransfer:
 
     def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
         """Choose by the block's registration as it is now."""
-        state = self._registration.state(block)
+        state = self._registration.use(block)
         if state is BlockState.REFUSED:
             return self._staging().issue(block, slot, after, began)
         if state is BlockState.PENDING:
@@ -211,7 +211,7 @@ class RegisteredTransfer:
     def expect(self, blocks: Sequence[int]) -> None:
         """Pack those that will be staged."""
         if self._staged is not None:
-            self._staged.expect([block for block in blocks if self._registration.state(block) is BlockState.REFUSED])
+            self._staged.expect([block for block in blocks if self._registration.refused(block)])
 
     def forget(self) -> None:
         """Pack anew."""

@@ -10,7 +10,7 @@ from dlo_support import Stack
 from gpu_support import run_on_gpu
 from hostweights import Config, HostWeights, ProductionPolicy
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.asyncio]
 
 
 def build() -> Stack:
