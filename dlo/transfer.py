@@ -181,8 +181,9 @@ class StagedTransfer:
 class RegisteredTransfer:
     """Copies each block directly as soon as its memory is registered, and through staging if it never will be.
 
-    A block whose registration is under way is waited for on the copy stream's own thread, and copied as it is if that
-    takes long. So streaming begins at once and becomes direct block by block.
+    The first time, a block that is not registered yet is copied as it is: a driver that registers copies nothing
+    meanwhile, so waiting would cost more. The second time its registration is waited for, on the copy stream's own
+    thread. So streaming begins at once and becomes direct block by block.
     """
 
     def __init__(self, backing: HostBacking, device: Device, copies: Stream, registration: Registration) -> None:
@@ -192,6 +193,7 @@ class RegisteredTransfer:
         self._registration = registration
         self._direct = DirectTransfer(backing, copies)
         self._staged: StagedTransfer | None = None
+        self._seen: set[int] = set()
         registration.start()
 
     @property
@@ -204,8 +206,9 @@ class RegisteredTransfer:
         state = self._registration.use(block)
         if state is BlockState.REFUSED:
             return self._staging().issue(block, slot, after, began)
-        if state is BlockState.PENDING:
+        if state is BlockState.PENDING and block in self._seen:
             self._copies.wait(self._registration.settled(block))
+        self._seen.add(block)
         return self._direct.issue(block, slot, after, began)
 
     def expect(self, blocks: Sequence[int]) -> None:

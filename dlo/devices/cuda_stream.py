@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from ..contract import Event
+from .bounce import SMALLEST_BYTES, Bounce
 from .cpu import copy_size
 from .cuda_runtime import CudaRuntime
 from .lane import Lane
@@ -140,12 +141,16 @@ class StreamHome(Protocol):
         """Work failed."""
         ...
 
+    def allocate_staging(self, size_bytes: int) -> torch.Tensor:
+        """Pinned memory."""
+        ...
+
 
 class CudaStream:
     """A driver stream and, behind what needs the host, a thread; everything keeps the order of submission.
 
     While no host work is under way, copies out of pinned memory, waits and events go to the driver straight from the
-    caller. A copy out of memory that is not pinned blocks inside the driver, and so counts as host work.
+    caller. A copy out of memory that is not pinned is read by the thread, and so counts as host work.
     """
 
     def __init__(self, name: str, home: StreamHome) -> None:
@@ -153,6 +158,7 @@ class CudaStream:
         self._home = home
         self._runtime = home.runtime
         self._lane = Lane(name)
+        self._bounce = Bounce(home)
         self._lock = threading.Lock()  # makes "nothing under way" and what follows from it one step
         self._failure: BaseException | None = None  # of the work since the last event
         self._ahead = False  # the driver may be behind: host work has to wait for it
@@ -193,16 +199,10 @@ class CudaStream:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy bytes in stream order."""
-        size_bytes = copy_size(target, source)
-        pinned = self._home.pinned.holds(source.data_ptr(), size_bytes)
-
-        def move() -> None:
-            if size_bytes:
-                self._ahead = True
-                self._runtime.copy_to_device(target.data_ptr(), source.data_ptr(), size_bytes, self._stream)
-
+        copy_size(target, source)
+        pinned = self._home.pinned.holds(source.data_ptr(), source.numel())
         with self._lock:
-            self._do(lambda: self._perform(move, news=True), self._direct() and pinned)
+            self._do(lambda: self._perform(lambda: self._move(target, source), news=True), self._direct() and pinned)
 
     def run(self, work: Callable[[], None]) -> None:
         """Run host work in stream order, on the stream's thread."""
@@ -225,11 +225,21 @@ class CudaStream:
             # A failure of the work belongs to whoever waits for its event.
             with OnDevice(self._runtime, self._home.index), suppress(Exception):
                 self._runtime.synchronize_stream(self._stream)
+                self._bounce.close()
                 self._runtime.destroy_stream(self._stream)
 
     def drain(self) -> None:
         """Block until the thread has done everything submitted so far."""
         self._lane.drain()
+
+    def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        address, size_bytes = source.data_ptr(), source.numel()
+        self._ahead = True
+        if size_bytes < SMALLEST_BYTES or self._home.pinned.holds(address, size_bytes):
+            if size_bytes:
+                self._runtime.copy_to_device(target.data_ptr(), address, size_bytes, self._stream)
+        else:
+            self._bounce.copy(target.data_ptr(), source, self._stream)
 
     def _direct(self) -> bool:
         return self._lane.idle
