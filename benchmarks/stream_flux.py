@@ -5,6 +5,7 @@ import importlib
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -91,9 +92,12 @@ def run() -> Results:
     return {"rows": rows, "goals": _goals(timings, size_bytes / link)}
 
 
-def _peer(rows: list[dict[str, object]], name: str, enable: object, keep: object) -> None:
-    assert callable(enable)
-    assert callable(keep)
+def _peer(
+    rows: list[dict[str, object]],
+    name: str,
+    enable: Callable[[], tuple[nn.Module, float]],
+    keep: Callable[[str, nn.Module, float], None],
+) -> None:
     try:
         keep(name, *enable())
     except Exception as failure:  # noqa: BLE001 - somebody else's code; the row says so

@@ -20,7 +20,7 @@ from torch import nn
 
 from benchmarks.results_format import Goal, Results
 from benchmarks.stream_model import Shape, Transformer, sample, write_checkpoint
-from benchmarks.stream_peers import enabled, peers
+from benchmarks.stream_peers import Enable, enabled, peers
 from benchmarks.stream_timing import Timing, link_bytes_per_s, measure, settle
 from hostweights import Config, Mode, ProductionPolicy, open_sync
 
@@ -133,9 +133,8 @@ class Bench:
         }
         self._row(method="hostweights, two processes", **self.both)
 
-    def peer(self, name: str, enable: object, once: bool) -> None:
+    def peer(self, name: str, enable: Enable, once: bool) -> None:
         """Another offloader; one that fails is reported as that."""
-        assert callable(enable)
         try:
             module, setup_s = enabled(enable, self._loaded(), self.device)
             self.setups[name] = setup_s

@@ -15,7 +15,7 @@ from typing import Final
 from ..messages.failure import Code, Stage, error
 from ..messages.transport import RegistrationInfo, RegistrationPolicy
 from .chunks import CHUNK_BYTES, Chunk, HostRange, plan_chunks
-from .contract import HostMemory
+from .contract import Event, HostMemory
 from .headroom import pinnable_bytes
 from .ledger import PROCESS_LEDGER, Ledger
 from .turns import file_turn
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("hostweights")
 PATIENCE_S = 0.25
 """How long a copy waits for its block while calls come back promptly; a slower driver is not waited for."""
 QUIET_S = 0.02
-"""With no copy issued for this long, blocks that none waits for are registered one after the other."""
+"""With no copy under way for this long, blocks that none waits for are registered one after the other."""
 POLL_S = 0.002
 
 _KEPT: Final[set["Registration"]] = set()
@@ -70,6 +70,7 @@ class Registration:
         self._registered: list[Chunk] = []
         self._wanted: set[int] = set()  # blocks that a copy waits for
         self._used_s = time.monotonic()
+        self._newest: Event | None = None
         self._slow = False
         self._stopping = False
         self._closed = False
@@ -93,6 +94,10 @@ class Registration:
         """A copy of the block is issued: whether its bytes are registered, will be, or will not be."""
         self._used_s = time.monotonic()
         return self._states[block]
+
+    def issued(self, event: Event) -> None:
+        """The newest copy out of the ranges, registered or not, ends at ``event``."""
+        self._newest = event
 
     def refused(self, block: int) -> bool:
         """Whether a block will never be registered."""
@@ -183,18 +188,27 @@ class Registration:
         self._finish("")
 
     def _choose(self, remaining: Sequence[Chunk]) -> Chunk:
-        """The chunk that a copy waits for; or the next in order, once no copy has been issued for a moment.
+        """The chunk that a copy waits for; or the next in order, once no copy was under way for a moment.
 
-        A driver call keeps every other call of the process waiting, and calls in a row starve them.
+        A driver that registers lets no copy run meanwhile and no other call of the process in: calls in a row starve
+        a forward.
         """
         with self._changed:
             while not self._stopping:
                 wanted = next((chunk for chunk in remaining if self._wanted.intersection(chunk.blocks)), None)
+                if self._copying():
+                    self._used_s = time.monotonic()
                 quiet_s = time.monotonic() - self._used_s
                 if wanted is not None or quiet_s >= QUIET_S:
                     return wanted or remaining[0]
                 self._changed.wait(QUIET_S - quiet_s)
             return remaining[0]
+
+    def _copying(self) -> bool:
+        try:
+            return self._newest is not None and not self._newest.done()
+        except Exception:  # noqa: BLE001 - the device failed, which whoever computes will be told
+            return False
 
     def _why_not(self) -> str | None:
         if not self._policy.enabled:

@@ -209,7 +209,9 @@ class RegisteredTransfer:
         if state is BlockState.PENDING and block in self._seen:
             self._copies.wait(self._registration.settled(block))
         self._seen.add(block)
-        return self._direct.issue(block, slot, after, began)
+        event = self._direct.issue(block, slot, after, began)
+        self._registration.issued(event)
+        return event
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Pack those that will be staged."""

@@ -50,6 +50,7 @@ class FakeCuda:
         self.calls: list[tuple[str, int, int]] = []
         self.on_register: Callable[[int, int], None] = lambda _address, _size: None
         self.on_unregister: Callable[[int], None] = lambda _address: None
+        self._thread = threading.local()
         self._handles = 0
         self._lock = threading.Lock()
 
@@ -57,9 +58,11 @@ class FakeCuda:
         return 2
 
     def current_device(self) -> int:
-        return self.index
+        current: int = getattr(self._thread, "index", self.index)
+        return current
 
     def use_device(self, index: int) -> None:
+        self._thread.index = index
         self.used.append(index)
 
     def attribute(self, number: int, index: int) -> int:
