@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from benchmarks.results_format import Goal, Results
 from benchmarks.stream_model import write_checkpoint
-from benchmarks.stream_peers import enabled, peers
+from benchmarks.stream_peers import Enable, enabled, peers
 from benchmarks.stream_timing import Timing, link_bytes_per_s, measure
 from hostweights import Config, Mode, ProductionPolicy, open_sync
 
@@ -88,7 +89,7 @@ def run() -> Results:
             host.detach(attachment)
         for name, (enable, once) in peers().items() if device != "cpu" else ():
             if not once:
-                _peer(rows, name, lambda enable=enable: enabled(enable, _load(config, checkpoint), device), keep)
+                _peer(rows, name, partial(_enabled, enable, config, checkpoint, device), keep)
     return {"rows": rows, "goals": _goals(timings, size_bytes / link)}
 
 
@@ -104,6 +105,10 @@ def _peer(
         rows.append({"method": name, "failure": f"{type(failure).__name__}: {failure}"})
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def _enabled(enable: Enable, config: dict[str, object], checkpoint: Path, device: str) -> tuple[nn.Module, float]:
+    return enabled(enable, _load(config, checkpoint), device)
 
 
 def _goals(timings: dict[str, Timing], copied_s: float) -> list[Goal]:
