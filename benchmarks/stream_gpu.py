@@ -26,6 +26,7 @@ from hostweights import Config, Mode, ProductionPolicy, open_sync
 
 Row = dict[str, object]
 
+FIRST_FORWARDS = 3
 TOKENS = (1024, 4096, 16384)
 SMALL = (Shape(blocks=4, hidden=256, head=64), (16, 32))
 PROTOTYPE_PEAK_GIB = {1024: 1.05, 4096: 1.35, 16384: 2.57}
@@ -55,7 +56,7 @@ class Bench:
         self.device, self.shape, self.tokens = device, shape, tokens
         self.rows: list[Row] = []
         self.link = 0.0
-        self.first: dict[str, float] = {}
+        self.firsts: list[dict[str, float]] = []
         self.both: dict[str, float] = {}
         self.timings: dict[str, dict[int, Timing]] = {}
         self.setups: dict[str, float] = {}
@@ -80,7 +81,20 @@ class Bench:
         self._forwards("resident", module, {"setup_s": None})
 
     def streamed(self) -> None:
-        """The product: from an artifact in page cache to the first forward, then in a row."""
+        """The product: from an artifact in page cache to the first forward, thrice; then forwards in a row."""
+        for _ in range(FIRST_FORWARDS):
+            self._first_forward()
+        self.firsts.sort(key=lambda first: first["whole_s"])
+        with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED)) as host, torch.inference_mode():
+            loaded = host.load(self._factory, self.checkpoint)
+            began_s = time.perf_counter()
+            attachment = host.attach(loaded, device=self.device)
+            self.setups["hostweights"] = time.perf_counter() - began_s
+            self._forwards("hostweights", loaded.module, {"setup_s": self.setups["hostweights"]})
+            self._row(method="hostweights, ring", ring=str(host.ring(attachment)))
+            host.detach(attachment)
+
+    def _first_forward(self) -> None:
         x = sample(self.shape, self.tokens[0], self.device)
         settle(self.device)
         with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED)) as host, torch.inference_mode():
@@ -89,21 +103,24 @@ class Bench:
             loaded_s = time.perf_counter()
             attachment = host.attach(loaded, device=self.device)
             attached_s = time.perf_counter()
-            first = loaded.module(x)
+            output = loaded.module(x)
             settle(self.device)
             ended_s = time.perf_counter()
-            ring = host.ring(attachment)
-            self.first = {
+            loaded.module(x)
+            settle(self.device)
+            second_s = time.perf_counter() - ended_s
+            first = {
                 "load_s": loaded_s - began_s,
                 "attach_s": attached_s - loaded_s,
                 "forward_s": ended_s - attached_s,
                 "whole_s": ended_s - began_s,
-                "equal": float(torch.equal(first.cpu(), self.timings["resident"][self.tokens[0]].output)),
+                "second_forward_s": second_s,
+                "equal": float(torch.equal(output.cpu(), self.timings["resident"][self.tokens[0]].output)),
             }
-            self.setups["hostweights"] = attached_s - loaded_s
-            self._row(method="hostweights, first forward", **self.first, registration=str(ring.registration))
-            self._forwards("hostweights", loaded.module, {"setup_s": attached_s - loaded_s})
-            self._row(method="hostweights, ring", ring=str(host.ring(attachment)))
+            self.firsts.append(first)
+            self._row(
+                method="hostweights, first forward", **first, registration=str(host.ring(attachment).registration)
+            )
             host.detach(attachment)
 
     def two_processes(self) -> None:
@@ -160,8 +177,8 @@ class Bench:
                 if name not in {"resident", "hostweights"} and tokens in found:
                     slower = found[tokens].seconds / ours[tokens].seconds
                     goals.append(Goal(id=f"slower-{tokens}: {name}", goal="> 1", value=slower, met=slower > 1.0))
-        late = self.first["whole_s"] - self._floor(self.tokens[0])
-        goals.append(Goal(id="first-forward", goal="<= floor + 0.15 s", value=late, met=late <= 0.15))
+        late = self.firsts[FIRST_FORWARDS // 2]["whole_s"] - self._floor(self.tokens[0])
+        goals.append(Goal(id="first-forward", goal="<= floor + 0.15 s (median of three)", value=late, met=late <= 0.15))
         if (stream := self.setups.get("diffusers block, stream")) is not None:
             faster = stream / self.setups["hostweights"]
             goals.append(Goal(id="set-up", goal=">= 20 x faster than diffusers", value=faster, met=faster >= 20))
