@@ -1,20 +1,22 @@
 """Run a suite and keep its results: ``python -m benchmarks actors``.
 
-Writes benchmarks/results/SUITE-MACHINE.json: suite, commit, machine, versions, rows, goals. Exit status 1 when a goal
-is not met.
+Writes benchmarks/results/SUITE-MACHINE.json (or into the folder $OUT): suite, commit, machine, versions, rows, goals.
+Exit status 1 when a goal is not met.
 """
 
 import argparse
 import importlib
 import json
+import logging
+import os
 import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SUITES = ("actors", "memory")
-PACKAGES = ("hostweights", "torch", "msgspec")
+SUITES = ("actors", "memory", "stream_gpu", "stream_flux")
+PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
 
 
 def _version(package: str) -> str:
@@ -26,7 +28,7 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607 - whichever git is there
-    return found.stdout.strip() or "unknown"
+    return found.stdout.strip() or os.environ.get("HOSTWEIGHTS_COMMIT", "unknown")
 
 
 def main() -> int:
@@ -35,10 +37,13 @@ def main() -> int:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--machine", default=platform.node() or "local", help="name of the machine in the file name")
     arguments = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("benchmarks").setLevel(logging.INFO)
     found = importlib.import_module(f"benchmarks.{arguments.suite}").run()
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     facts = {"suite": arguments.suite, "commit": _commit(), "machine": arguments.machine, "versions": versions}
-    target = Path(__file__).parent / "results" / f"{arguments.suite}-{arguments.machine}.json"
+    folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
+    target = folder / f"{arguments.suite.replace('_', '-')}-{arguments.machine}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps({**facts, **found}, indent=2) + "\n")
     for row in found["rows"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -35,17 +36,18 @@ class LeasedBlock:
     """A block as an artifact stores it.
 
     ``plan`` describes the extent as it lies in the file and names each tensor as the model does; ``extent`` is the
-    block's index in the artifact; ``stored`` are the artifact's names of the plan's tensors. A block that the artifact
-    stores outside every extent has ``extent`` None and a compact plan: it can only be packed.
+    block's index in the artifact and ``file`` what it lies in; ``stored`` are the artifact's names of the plan's
+    tensors. A block stored outside every extent has neither and a compact plan: it can only be packed.
     """
 
     plan: BlockPlan
     extent: int | None
+    file: Path | None
     stored: tuple[str, ...]
 
 
-def leased_blocks(blocks: BlockMap, manifest: Manifest) -> tuple[LeasedBlock, ...]:
-    """Find the blocks of a model in an artifact.
+def leased_blocks(blocks: BlockMap, manifest: Manifest, directory: Path) -> tuple[LeasedBlock, ...]:
+    """Find the blocks of a model in the artifact that lies in ``directory``.
 
     A parameter that the artifact stores outside its block's extent is left out of the plan and stays resident; a block
     none of whose parameters lie in an extent has no extent. Raises HostWeightsError(coverage_incomplete) if the
@@ -53,11 +55,11 @@ def leased_blocks(blocks: BlockMap, manifest: Manifest) -> tuple[LeasedBlock, ..
     """
     aliases = {alias.name: alias.target for alias in manifest.aliases}
     entries = {entry.name: entry for entry in manifest.tensors}
-    return tuple(_leased_block(block, aliases, entries, manifest) for block in blocks.blocks)
+    return tuple(_leased_block(block, aliases, entries, manifest, directory) for block in blocks.blocks)
 
 
 def _leased_block(
-    block: Block, aliases: dict[str, str], entries: dict[str, TensorEntry], manifest: Manifest
+    block: Block, aliases: dict[str, str], entries: dict[str, TensorEntry], manifest: Manifest, directory: Path
 ) -> LeasedBlock:
     stored = {name: aliases.get(name, name) for name in block.parameters}
     missing = [name for name, source in stored.items() if source not in entries]
@@ -72,7 +74,8 @@ def _leased_block(
     indices = [entries[source].block for source in stored.values()]
     home = next((index for index in indices if index is not None), None)
     if home is None:
-        return LeasedBlock(plan=_scattered_plan(block, stored, entries), extent=None, stored=tuple(stored.values()))
+        plan = _scattered_plan(block, stored, entries)
+        return LeasedBlock(plan=plan, extent=None, file=None, stored=tuple(stored.values()))
     start = manifest.blocks[home].offset
     tensors = tuple(
         BlockTensor(
@@ -88,7 +91,8 @@ def _leased_block(
     )
     end = max(tensor.offset + tensor.size_bytes for tensor in tensors)
     plan = BlockPlan(name=block.path, size_bytes=end, tensors=tensors)
-    return LeasedBlock(plan=plan, extent=home, stored=tuple(stored[tensor.name] for tensor in tensors))
+    file = directory / manifest.blocks[home].file
+    return LeasedBlock(plan=plan, extent=home, file=file, stored=tuple(stored[tensor.name] for tensor in tensors))
 
 
 def _scattered_plan(block: Block, stored: dict[str, str], entries: dict[str, TensorEntry]) -> BlockPlan:
@@ -123,6 +127,7 @@ class LeaseBacking:
         self, lease: LeasedTensors, blocks: Sequence[LeasedBlock], *, direct: bool, release: Callable[[], None]
     ) -> None:
         self._parked = [[lease.tensor(name) for name in block.stored] for block in blocks]
+        self._files = [block.file for block in blocks]
         self._release: Callable[[], None] | None = release
         if direct:
             self._blocks = tuple(block.plan for block in blocks)
@@ -146,6 +151,10 @@ class LeaseBacking:
     def extent(self, block: int) -> torch.Tensor | None:
         """The block's bytes in the shared mapping when direct; else None."""
         return self._extents[block] if self._extents else None
+
+    def file(self, block: int) -> Path | None:
+        """The artifact's file when direct; else None."""
+        return self._files[block] if self._extents else None
 
     def pack(self, block: int, target: torch.Tensor) -> None:
         """Copy the block's tensors from the shared mapping."""
@@ -191,6 +200,10 @@ class PrivateBacking:
 
     def extent(self, block: int) -> torch.Tensor | None:  # noqa: ARG002 - the port's parameter
         """Private tensors are scattered."""
+        return None
+
+    def file(self, block: int) -> Path | None:  # noqa: ARG002 - the port's parameter
+        """They lie in no file's mapping that could be registered."""
         return None
 
     def pack(self, block: int, target: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ block's host bytes are.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -67,6 +68,28 @@ class Stream(Protocol):
         ...
 
 
+class HostMemory(Protocol):
+    """Registers ranges of this process's memory with a device driver, so that copies out of them are direct.
+
+    Each range is whole pages and was never handed in twice without being given back: the bookkeeping is the caller's.
+    """
+
+    def why_not(self) -> str | None:
+        """Why no read-only shared mapping can be registered here, or None; asked of the driver once."""
+        ...
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Pin a range of a shared read-only mapping; blocks, and cannot be interrupted.
+
+        Raises what the driver says; no error stays pending for later calls.
+        """
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Let the range that starts at ``address`` go; raises what the driver says, and the range stays pinned."""
+        ...
+
+
 class Device(Protocol):
     """A device that computes from slots.
 
@@ -107,8 +130,20 @@ class Device(Protocol):
         """Mark the point after all compute the calling thread has launched so far."""
         ...
 
+    def compute_ready(self) -> None:
+        """Raise HostWeightsError(unsupported) where compute cannot be ordered after copies: in a CUDA graph capture."""
+        ...
+
+    def elapsed_s(self, begin: Event, end: Event) -> float:
+        """Seconds from one event to another; both are of this device and done."""
+        ...
+
+    def host_memory(self) -> "HostMemory | None":
+        """Where host memory is made fit for direct copies, or None where any host memory is."""
+        ...
+
     def synchronize(self) -> None:
-        """Block until every stream of this device object is idle; raises the first failure among their work."""
+        """Block until the device is idle for this process; raises the first failure among its streams' work."""
         ...
 
     def close(self) -> None:
@@ -133,6 +168,10 @@ class HostBacking(Protocol):
 
     def extent(self, block: int) -> torch.Tensor | None:
         """The block's bytes as one host tensor (uint8, one dimension, ``size_bytes`` long), or None if scattered."""
+        ...
+
+    def file(self, block: int) -> Path | None:
+        """The file whose shared read-only mapping the block's extent lies in; None if there is no such mapping."""
         ...
 
     def pack(self, block: int, target: torch.Tensor) -> None:

@@ -35,6 +35,21 @@ class BlockMap:
     resident: tuple[tuple[str, str], ...]
     found_by: str
 
+    def keeping(self, count: int) -> "BlockMap":
+        """The map without its first ``count`` blocks, whose parameters stay resident.
+
+        Raises HostWeightsError(invalid_config) if no block would be left to stream.
+        """
+        if count >= len(self.blocks):
+            raise error(
+                Stage.PLANNING,
+                Code.INVALID_CONFIG,
+                f"{count} of {len(self.blocks)} blocks are to stay resident, which leaves none to stream; keep fewer, "
+                "or move the whole model to the device instead",
+            )
+        kept = [(name, "is kept resident") for block in self.blocks[:count] for name in block.parameters]
+        return BlockMap(self.blocks[count:], (*self.resident, *kept), self.found_by)
+
 
 def discover(module: nn.Module, declared: Sequence[str] = ()) -> BlockMap:
     """Find the blocks of ``module``; changes nothing.

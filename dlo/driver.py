@@ -4,6 +4,7 @@ Per block there are two event operations and one copy. Nothing here knows the de
 compute is made of events alone.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +14,15 @@ import torch
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.plan import BlockPlan
-from ..messages.transport import RingStats
+from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .contract import Device, Event, HostBacking
 from .layout import views
 from .ring import Fill, Ring, Use
+from .timeline import Timeline
 from .transfer import Transfer, open_transfer, settle
+
+_LOG = logging.getLogger("hostweights")
 
 DRAIN_POLL_S = 0.05
 
@@ -63,10 +67,17 @@ class RingDriver:
     """
 
     def __init__(
-        self, device: Device, backing: HostBacking, bindings: Sequence[BlockBinding], *, slots: int, slot_bytes: int
+        self,
+        device: Device,
+        backing: HostBacking,
+        bindings: Sequence[BlockBinding],
+        *,
+        slots: int,
+        slot_bytes: int,
+        registration: RegistrationPolicy,
     ) -> None:
         self._device = device
-        self._backing = backing
+        self._registration = registration
         self._bindings = tuple(bindings)
         self._ring = Ring(len(self._bindings), slots)
         self._lock = threading.Lock()
@@ -76,6 +87,7 @@ class RingDriver:
         self._stall_s = 0.0
         self._copied_bytes = 0
         self._freed = False
+        self._timeline: Timeline | None = None
         self._threads: dict[int, int] = {}  # of the uses under way, by the use's id
         self._views: dict[tuple[int, int], Sequence[torch.Tensor]] = {}
         self._plans, parked = self._arranged(backing)
@@ -86,6 +98,7 @@ class RingDriver:
         except BaseException:
             self._copies.close()
             raise
+        self._open = [(self._transfer, backing)]  # what still reads host memory, or may
         for binding, tensors in zip(self._bindings, parked, strict=True):
             binding.move_home(tensors)
 
@@ -103,6 +116,7 @@ class RingDriver:
                 return
             binding = self._bindings[use.block]
             binding.check_untouched()
+            self._device.compute_ready()
             fill = self._ring.acquire(use)
             self._threads[id(use)] = threading.get_ident()
             state = self._slots[fill.slot]
@@ -110,7 +124,12 @@ class RingDriver:
                 self._issue(fill)
             self._prefetch()
             filled = state.filled
+            timeline = self._timeline
+        if timeline is not None:
+            use.asked = self._device.compute_record()
         blocked_s = self._wait(use, binding, filled)
+        if timeline is not None:
+            use.began = self._device.compute_record()
         with self._lock:
             if fill.must_copy or blocked_s > 0.0:
                 self._stalls += 1
@@ -129,6 +148,9 @@ class RingDriver:
             slot = use.slot
             self._slots[slot].read_until(event)
             self._threads.pop(id(use), None)
+            if self._timeline is not None and use.asked is not None and use.began is not None:
+                self._timeline.add("stall", use.block, use.asked, use.began)
+                self._timeline.add("compute", use.block, use.began, event)
             if self._ring.release(use):
                 if self._ring.holder(use.block) in (slot, None):
                     self._bindings[use.block].park()
@@ -168,7 +190,22 @@ class RingDriver:
                 wrong_guesses=ring.wrong_guesses,
                 copied_bytes=self._copied_bytes,
                 stall_s=self._stall_s,
+                registration=self._transfer.registration(),
             )
+
+    def start_recording(self) -> Timeline:
+        """Time every copy and every use from now on."""
+        with self._lock:
+            if self._timeline is not None:
+                text = "the model's timeline is being recorded already; end that recording first"
+                raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text)
+            self._timeline = Timeline(self._device, [binding.path for binding in self._bindings])
+            return self._timeline
+
+    def stop_recording(self) -> None:
+        """Time nothing any more."""
+        with self._lock:
+            self._timeline = None
 
     def host_values(self, block: int, state_dict: dict[str, object], prefix: str) -> None:
         """Replace tensors over a slot in a state dict by the host tensors of equal value, which stay valid."""
@@ -192,16 +229,19 @@ class RingDriver:
                 self._refuse_closed()
                 for binding in self._bindings:
                     binding.check_untouched()
-            old_backing, self._backing = self._backing, backing
-            old_transfer, self._transfer = self._transfer, transfer
+            old = self._open[-1]
+            self._transfer = transfer
+            self._open.append((transfer, backing))
             self._plans = plans
             self._views.clear()
             for binding, tensors in zip(self._bindings, parked, strict=True):
                 binding.move_home(tensors)
             last_copy = self._copies.record()
         settle(last_copy)
-        old_transfer.close()
-        old_backing.close()
+        try:
+            self._let_go(*old)
+        except HostWeightsError as kept:  # the re-bind stands; the old memory is asked for again by ``close``
+            _LOG.warning("%s", kept.failure.text)
 
     @contextmanager
     def at_rest(self, budget: Budget) -> Iterator[None]:
@@ -221,17 +261,9 @@ class RingDriver:
         Blocks entered meanwhile are not streamed. Idempotent; after an error from the budget it can be called again.
         """
         with self._lock:
-            if self._freed:
-                return
-            if threading.get_ident() in self._threads.values():
-                raise _inside()
-            self._closed = True
-            while self._ring.in_use():
-                if budget is not None:
-                    budget.check()
-                self._idle.wait(DRAIN_POLL_S)
-            self._freed = True
-        self._end_copies()
+            if not self._freed:
+                self._stop(budget)
+        self._copies.close()
         for state in self._slots:
             for event in state.readers:
                 settle(event)
@@ -241,17 +273,31 @@ class RingDriver:
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}
-        self._backing.close()
+        while self._open:
+            self._let_go(*self._open[-1])
 
     def abandon(self) -> None:
         """End what the driver started, without closing the backing: the attach that made it failed."""
         with self._lock:
             self._closed = self._freed = True
-        self._end_copies()
-
-    def _end_copies(self) -> None:
         self._copies.close()
         self._transfer.close()
+
+    def _stop(self, budget: Budget | None) -> None:
+        if threading.get_ident() in self._threads.values():
+            raise _inside()
+        self._closed = True
+        while self._ring.in_use():
+            if budget is not None:
+                budget.check()
+            self._idle.wait(DRAIN_POLL_S)
+        self._freed = True
+
+    def _let_go(self, transfer: Transfer, backing: HostBacking) -> None:
+        """Close a backing after its transfer; one whose pages the driver keeps stays open, and here."""
+        transfer.close()
+        backing.close()
+        self._open.remove((transfer, backing))
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -261,7 +307,7 @@ class RingDriver:
 
     def _open_transfer(self, backing: HostBacking) -> Transfer:
         with torch.inference_mode(mode=False):
-            return open_transfer(backing, self._device, self._copies)
+            return open_transfer(backing, self._device, self._copies, self._registration)
 
     def _arranged(self, backing: HostBacking) -> tuple[list[BlockPlan], list[Sequence[torch.Tensor]]]:
         """The backing's plans and host tensors in the order of the bindings' parameters."""
@@ -274,6 +320,8 @@ class RingDriver:
     def _prefetch(self) -> None:
         while not self._closed and (fill := self._ring.prefetch()) is not None:
             self._issue(fill)
+        if not self._closed and self._transfer.ahead:
+            self._transfer.expect(self._ring.expected(self._transfer.ahead))
 
     def _issue(self, fill: Fill) -> None:
         """Start the copy of a block; a failure is kept for whoever wants the block."""
@@ -281,7 +329,11 @@ class RingDriver:
         state.block = None
         try:
             state.views = self._slot_views(fill)
-            state.filled = self._transfer.issue(fill.block, state.memory, state.readers)
+            began: list[Event] = []
+            marker = None if self._timeline is None else began.append
+            state.filled = self._transfer.issue(fill.block, state.memory, state.readers, marker)
+            if self._timeline is not None and began:
+                self._timeline.add("copy", fill.block, began[0], state.filled)
         except Exception as exc:  # noqa: BLE001 - a prefetch must not fail the block that happens to run
             state.filled = FailedEvent(exc)
         else:
@@ -316,6 +368,7 @@ class RingDriver:
                 if use.slot is not None and self._slots[use.slot].filled is filled:
                     self._ring.forget(use.slot)
                     self._ring.forget_idle()  # fetched under the same circumstances
+                    self._transfer.forget()
             raise _copy_failed(binding.path, exc) from exc
 
 

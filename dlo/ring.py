@@ -7,6 +7,7 @@ slot that is given out again while an unwanted copy into it is still under way i
 from dataclasses import dataclass
 
 from ..messages.failure import Code, Stage, error
+from .contract import Event
 from .order import CallOrder
 
 
@@ -14,11 +15,13 @@ from .order import CallOrder
 class Use:
     """One use of a block: a token that the user makes before asking, so that it can always be given back.
 
-    ``slot`` is set while the block is held.
+    ``slot`` is set while the block is held; ``asked`` and ``began`` are marks of a timeline that is being recorded.
     """
 
     block: int
     slot: int | None = None
+    asked: Event | None = None
+    began: Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,11 @@ class Ring:
                 self._slots[fill.slot].unused_guess = True
                 return fill
         return None
+
+    def expected(self, count: int) -> list[int]:
+        """The next blocks that have no slot yet, at most ``count``, nearest first."""
+        ahead = self.order.upcoming(len(self._slots) - 1 + count)
+        return [block for block in dict.fromkeys(ahead) if block not in self._place][:count]
 
     def holder(self, block: int) -> int | None:
         """The slot that holds a block."""

@@ -1,8 +1,9 @@
 """Attach a model to a ring, and everything that can be asked of it until it is detached."""
 
+import logging
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import TENSOR_ALIGNMENT_BYTES
-from ..messages.transport import RingStats
+from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .contract import Device, HostBacking
 from .discovery import BlockMap, discover
@@ -19,6 +20,9 @@ from .driver import RingDriver
 from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
 from .layout import capacity_bytes, round_up
 from .resident import Resident
+from .timeline import Timeline
+
+_LOG = logging.getLogger("hostweights")
 
 MIN_SLOTS = 2
 
@@ -61,14 +65,18 @@ class Streamer:
         self,
         module: nn.Module,
         blocks: list[nn.Module],
+        device: Device,
         driver: RingDriver,
+        resident: Resident,
         hooks: ExitStack,
         rest: ExitStack,
         sizes: "RingSizes",
     ) -> None:
         self._module = module
         self._blocks = blocks
+        self._device = device
         self._driver = driver
+        self._resident = resident
         self._hooks = hooks
         self._rest = rest
         self._sizes = sizes
@@ -85,13 +93,14 @@ class Streamer:
         *,
         slots: int = MIN_SLOTS,
         budget: Budget | None = None,
+        registration: RegistrationPolicy | None = None,
     ) -> "Streamer":
         """Stream ``module``'s blocks from ``backing`` through ``slots`` slots of ``device``.
 
         ``blocks`` is a discovery or declared paths. Parameters that ``backing`` does not hold, buffers and everything
         outside the blocks move to the device. Streamed parameters are frozen and show the backing's parked tensors
         between uses. Device memory taken, at every moment: the resident part and the slots. Fewer slots are made when
-        there are fewer blocks.
+        there are fewer blocks. ``registration`` bounds what is registered with the device's driver.
 
         After any error the model is as it was and the backing still belongs to the caller; otherwise the backing is
         closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, not_attached (after a terminal
@@ -112,11 +121,15 @@ class Streamer:
             ExitStack() as hooks,
         ):
             streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
-            Resident(module, streamed).move(device.torch_device, budget, rest)
+            resident = Resident(module, streamed)
+            resident.move(device.torch_device, budget, rest)
             _freeze(modules, rest)
             for binding in bindings:
                 failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
-            driver = RingDriver(device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes)
+            policy = RegistrationPolicy() if registration is None else registration
+            driver = RingDriver(
+                device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes, registration=policy
+            )
             failed.callback(driver.abandon)
             guard(module, modules, driver, rest)
             for index, block in enumerate(modules):
@@ -125,7 +138,7 @@ class Streamer:
             _check(budget)
             driver.prefetch()
             failed.pop_all()
-            return cls(module, modules, driver, hooks.pop_all(), rest.pop_all(), sizes)
+            return cls(module, modules, device, driver, resident, hooks.pop_all(), rest.pop_all(), sizes)
 
     @property
     def sizes(self) -> "RingSizes":
@@ -148,6 +161,35 @@ class Streamer:
         block inside.
         """
         return self._driver.at_rest(budget)
+
+    def _settle_device(self) -> None:
+        """What is not streamed may still be computing, on any stream, from memory that is about to be let go."""
+        try:
+            self._device.synchronize()
+        except Exception as failure:  # noqa: BLE001 - of work that whoever needed it was told of
+            _LOG.debug("while the device came to rest: %s", failure)
+
+    @contextmanager
+    def record(self) -> Iterator[Timeline]:
+        """Record when each block is copied, waited for and computed; the timeline can be read after the block.
+
+        Costs four events a block. Raises HostWeightsError(unsupported) if a recording is under way.
+        """
+        timeline = self._driver.start_recording()
+        try:
+            yield timeline
+        finally:
+            self._driver.stop_recording()
+            timeline.finish()
+
+    @contextmanager
+    def at_home(self) -> Iterator[None]:
+        """During the block, between two forwards, every tensor of the model is a host tensor that may be replaced.
+
+        Afterwards the replacements are what ``detach`` brings back; what computes stays what it was.
+        """
+        with self._changing, self._resident.at_home():
+            yield
 
     def rebase(self, backing: HostBacking, budget: Budget | None = None) -> None:
         """Between two blocks, take the weights from ``backing`` instead, which must hold equal bytes.
@@ -182,6 +224,7 @@ class Streamer:
             if self._detached:
                 return
             self._driver.close(terminal, budget)
+            self._settle_device()
             self._hooks.close()
             self._rest.close()
             if terminal:

@@ -76,6 +76,8 @@ class Code(StrEnum):
     ALREADY_ATTACHED = "already_attached"
 
     DEVICE_UNAVAILABLE = "device_unavailable"
+    REGISTER_FAILED = "register_failed"
+    UNREGISTER_FAILED = "unregister_failed"
     SLOTS_EXHAUSTED = "slots_exhausted"
     COPY_FAILED = "copy_failed"
     UNSUPPORTED = "unsupported"

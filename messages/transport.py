@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .base import Count, Id, Message, Name, Record, Seconds, SizeBytes
+from .base import Count, Id, Message, Name, Record, Seconds, SizeBytes, Text
 
 SlotCount = Annotated[int, Meta(ge=2, le=64)]
 
@@ -27,6 +27,33 @@ class BackingChoice(StrEnum):
     STAGED = "staged"
 
 
+class RegistrationPolicy(Record, frozen=True, kw_only=True):
+    """How much of an artifact's mapping is registered with the device driver; the rest goes through staging.
+
+    ``budget_bytes``: None is no limit of ours, 0 registers nothing. ``deadline_s`` is for all of it; registration
+    never delays streaming, and what is not registered by then is not.
+    """
+
+    enabled: bool = True
+    budget_bytes: SizeBytes | None = None
+    deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
+
+
+class RegistrationInfo(Record, frozen=True, kw_only=True):
+    """How far registration is.
+
+    ``state``: ``none`` (nothing to register), ``running``, ``complete``, ``partial`` (``reason`` says why), ``closed``,
+    or ``unsafe`` (the driver did not let pages go: mapping and lease are kept). ``blocks`` are copied directly.
+    """
+
+    state: Name
+    blocks: Count = 0
+    wanted_bytes: SizeBytes = 0
+    registered_bytes: SizeBytes = 0
+    seconds: Seconds = 0.0
+    reason: Text = ""
+
+
 class RingStats(Record, frozen=True, kw_only=True):
     """Counters of a slot ring since it was attached.
 
@@ -42,6 +69,7 @@ class RingStats(Record, frozen=True, kw_only=True):
     wrong_guesses: Count = 0
     copied_bytes: SizeBytes = 0
     stall_s: Seconds = 0.0
+    registration: RegistrationInfo | None = None
 
 
 class AttachmentInfo(Record, frozen=True, kw_only=True):
@@ -65,7 +93,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     """Stream a loaded model's blocks through slots of a device. Replies Attached.
 
     After an error or a cancel the model is as it was. Blocks come from the model's lease if it has one, else from its
-    private tensors.
+    private tensors. The first ``resident`` blocks stay on the device and are not streamed.
     """
 
     attachment_id: Id
@@ -73,6 +101,8 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     device: Name
     slots: SlotCount
     backing: BackingChoice
+    resident: Count = 0
+    registration: RegistrationPolicy = RegistrationPolicy()
 
 
 class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):

@@ -1,7 +1,7 @@
 """The TransportActor's port: devices, backings and streamers of attached models."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import msgspec
 
@@ -55,17 +55,25 @@ class LocalDevices:
             refuse_gone(prepared.module)
             device = open_device(request.device)
             undo.callback(device.close)
-            blocks = discover(prepared.module, prepared.record.blocks)
+            blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
             backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
             undo.callback(backing.close)
-            streamer = Streamer.attach(prepared.module, blocks, device, backing, slots=request.slots, budget=budget)
+            streamer = Streamer.attach(
+                prepared.module,
+                blocks,
+                device,
+                backing,
+                slots=request.slots,
+                budget=budget,
+                registration=request.registration,
+            )
             undo.pop_all()
         sizes = streamer.sizes
         info = AttachmentInfo(
             attachment_id=request.attachment_id,
             model_id=request.model_id,
             lease_id=entry.lease_id,
-            device=request.device,
+            device=device.name,
             backing=Backing.DIRECT if sizes.direct else Backing.STAGED,
             slots=sizes.slots,
             blocks=sizes.paths,
@@ -104,7 +112,8 @@ class LocalDevices:
             refuse_gone(prepared.module)
             check_adoptable(prepared.module, prepared.record, lease)
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)
-            released_bytes = adopt(prepared.module, prepared.record, lease)
+            with nullcontext() if attachment is None else attachment.streamer.at_home():
+                released_bytes = adopt(prepared.module, prepared.record, lease)
             replaced = entry.bind(effect.model_id, lease)
         entry.producer = None
         trim()
@@ -157,7 +166,7 @@ class LocalDevices:
     ) -> HostBacking:
         """Direct if asked for; staged if asked for, if a block has no extent, or if an extent exceeds a given slot."""
         lease = self._resources.leases.get(lease_id).lease
-        leased = leased_blocks(blocks, lease.manifest)
+        leased = leased_blocks(blocks, lease.manifest, lease.directory)
         direct = _direct(leased, choice, slot_bytes)
         with ExitStack() as hold:
             hold.enter_context(lease.hold(holder))

@@ -1,26 +1,26 @@
-"""Devices behind the port of ``dlo.contract``."""
+"""Devices behind the port of ``dlo.contract``. Importing this touches no GPU and no driver."""
 
 from ...messages.failure import Code, Stage, error
 from ..contract import Device
 from .cpu import CpuDevice
-
-AVAILABLE = ("cpu",)
+from .cuda import CudaDevice, open_cuda
 
 
 def open_device(name: str) -> Device:
-    """Open a device by the name the user gave; the caller owns it and ends it with ``close``.
+    """Open a device by the name the user gave: ``cpu``, ``cuda`` or ``cuda:N``; the caller ends it with ``close``.
 
-    Raises HostWeightsError(device_unavailable) for a device that this build or host does not have.
+    Raises HostWeightsError(device_unavailable) for a device that this host does not have.
     """
     if name == "cpu":
         return CpuDevice()
+    if name == "cuda" or name.startswith("cuda:"):
+        return open_cuda(name)
     raise error(
         Stage.TRANSPORT,
         Code.DEVICE_UNAVAILABLE,
-        f"device {name!r} is not one this build can stream to; available: {', '.join(AVAILABLE)}",
+        f"there is no device {name!r} to stream to; available: cpu, cuda, cuda:N",
         device=name,
-        available=", ".join(AVAILABLE),
     )
 
 
-__all__ = ["AVAILABLE", "CpuDevice", "open_device"]
+__all__ = ["CpuDevice", "CudaDevice", "open_cuda", "open_device"]

@@ -1,14 +1,12 @@
 """The cpu device: streams are worker threads, copies are real, compute is the calling thread.
 
 Everything that another device does asynchronously is asynchronous here too, so the transport above meets the same
-hazards. A worker thread ends by itself after a short idle time and comes back with the next work: an unclosed device
-neither keeps the interpreter from exiting nor needs a daemon thread.
+hazards.
 """
 
 import ctypes
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -16,9 +14,9 @@ import torch
 from ...messages.failure import Code, Stage, error
 from ..contract import Event
 from ..layout import round_up
+from .lane import Lane
 
 SLOT_ALIGNMENT_BYTES = 256
-IDLE_S = 1.0
 
 
 class CpuEvent:
@@ -27,10 +25,12 @@ class CpuEvent:
     def __init__(self) -> None:
         self._reached = threading.Event()
         self._failure: BaseException | None = None
+        self.reached_s = 0.0
 
     def reach(self, failure: BaseException | None) -> None:
         """The stream is here."""
         self._failure = failure
+        self.reached_s = time.perf_counter()
         self._reached.set()
 
     def done(self) -> bool:
@@ -50,11 +50,8 @@ class CpuStream:
     def __init__(self, name: str, failed: Callable[[BaseException], None]) -> None:
         self._name = name
         self._failed = failed
-        self._changed = threading.Condition()
-        self._work: deque[Callable[[], None]] = deque()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._failure: BaseException | None = None  # of the work since the last event; the worker's own
+        self._lane = Lane(name)
+        self._failure: BaseException | None = None  # of the work since the last event; the lane's own
 
     @property
     def name(self) -> str:
@@ -69,16 +66,16 @@ class CpuStream:
             failure, self._failure = self._failure, None
             event.reach(failure)
 
-        self._submit(reach)
+        self._lane.submit(reach)
         return event
 
     def wait(self, event: Event) -> None:
         """Hold later work back until ``event``."""
-        self._submit(lambda: self._perform(event.synchronize, news=False))
+        self._lane.submit(lambda: self._perform(event.synchronize, news=False))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy bytes with the interpreter lock released; both tensors are kept until that is done."""
-        size_bytes = _copy_size(target, source)
+        size_bytes = copy_size(target, source)
 
         def move() -> None:
             ctypes.memmove(target.data_ptr(), source.data_ptr(), size_bytes)
@@ -87,54 +84,20 @@ class CpuStream:
 
     def run(self, work: Callable[[], None]) -> None:
         """Run host work in stream order."""
-        self._submit(lambda: self._perform(work, news=True))
+        self._lane.submit(lambda: self._perform(work, news=True))
 
     def close(self) -> None:
         """Finish what was submitted and join the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._lane.close()
 
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self._closed
+        return self._lane.closed
 
     def drain(self) -> None:
         """Block until everything submitted so far is done; failures stay for the event they belong to."""
-        idle = threading.Event()
-        with self._changed:
-            if self._thread is None:
-                return
-            self._work.append(idle.set)
-            self._changed.notify()
-        idle.wait()
-
-    def _submit(self, item: Callable[[], None]) -> None:
-        with self._changed:
-            if self._closed:
-                raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"stream {self._name!r} is closed")
-            self._work.append(item)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
-                self._thread.start()
-            else:
-                self._changed.notify()
-
-    def _serve(self) -> None:
-        while (item := self._next()) is not None:
-            item()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            while not self._work:
-                if self._closed or not (self._changed.wait(IDLE_S) or self._work):
-                    self._thread = None
-                    return None
-            return self._work.popleft()
+        self._lane.drain()
 
     def _perform(self, work: Callable[[], None], *, news: bool) -> None:
         if self._failure is not None:
@@ -155,8 +118,6 @@ class CpuDevice:
         self._streams: list[CpuStream] = []
         self._failure: BaseException | None = None
         self._closed = False
-        self._now = CpuEvent()
-        self._now.reach(None)
 
     @property
     def name(self) -> str:
@@ -199,7 +160,22 @@ class CpuDevice:
 
     def compute_record(self) -> Event:
         """What the calling thread computed is done when it gets here."""
-        return self._now
+        event = CpuEvent()
+        event.reach(None)
+        return event
+
+    def compute_ready(self) -> None:
+        """Compute is ordered by the calling thread itself."""
+
+    def elapsed_s(self, begin: Event, end: Event) -> float:
+        """Seconds between two points that were reached."""
+        assert isinstance(begin, CpuEvent)
+        assert isinstance(end, CpuEvent)
+        return end.reached_s - begin.reached_s
+
+    def host_memory(self) -> None:
+        """Copies need no registered memory."""
+        return
 
     def synchronize(self) -> None:
         """Wait for every stream, then raise the first failure since the last call."""
@@ -225,7 +201,8 @@ class CpuDevice:
             self._failure = self._failure or failure
 
 
-def _copy_size(target: torch.Tensor, source: torch.Tensor) -> int:
+def copy_size(target: torch.Tensor, source: torch.Tensor) -> int:
+    """The bytes a copy moves; raises HostWeightsError(copy_failed) unless both ends are equally long plain bytes."""
     for tensor in (target, source):
         if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
             raise error(

@@ -169,6 +169,7 @@ class Counting:
         self.closed = 0
         self.blocks = inner.blocks
         self.extent = inner.extent
+        self.file = inner.file
         self.parked = inner.parked
         self.pack = inner.pack
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hostweights.dlo import BlockMap, LeaseBacking, LeasedBlock, PrivateBacking, discover
-from hostweights.dlo.contract import Device, Event, HostBacking, Stream
+from hostweights.dlo.contract import Device, Event, HostBacking, HostMemory, Stream
 from hostweights.dlo.layout import TORCH_DTYPES, compact_plan
 from hostweights.messages.plan import BLOCK_ALIGNMENT_BYTES
 
@@ -127,6 +127,16 @@ class ProbeDevice:
         self.read.append(reading)
         return reading
 
+    def compute_ready(self) -> None:
+        self._inner.compute_ready()
+
+    def elapsed_s(self, begin: Event, end: Event) -> float:
+        inner = [event._inner if isinstance(event, Reading) else event for event in (begin, end)]
+        return self._inner.elapsed_s(inner[0], inner[1])
+
+    def host_memory(self) -> HostMemory | None:
+        return self._inner.host_memory()
+
     def synchronize(self) -> None:
         self._inner.synchronize()
 
@@ -234,6 +244,7 @@ class FileLease:
     """A model's blocks in a real file: a shared read-only mapping, and a copy-on-write one of the same pages."""
 
     def __init__(self, path: Path, module: nn.Module, blocks: BlockMap) -> None:
+        self.path = path
         self.blocks: list[LeasedBlock] = []
         self._starts: list[int] = []
         self._places: dict[str, tuple[int, int]] = {}
@@ -268,7 +279,9 @@ class FileLease:
             write(flat.numpy().tobytes())
             self._places[name] = (index, len(self._places))
         self._starts.append(start)
-        self.blocks.append(LeasedBlock(plan=plan, extent=index, stored=tuple(name for name, _ in tensors)))
+        self.blocks.append(
+            LeasedBlock(plan=plan, extent=index, file=self.path, stored=tuple(name for name, _ in tensors))
+        )
 
     def extent(self, block: int) -> torch.Tensor:
         start = self._starts[block]

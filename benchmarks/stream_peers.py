@@ -1,0 +1,54 @@
+"""Public offloaders under the same model and inputs; each is measured when it can be imported."""
+
+import importlib
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+Enable = Callable[[nn.Module, str], nn.Module]
+
+
+def peers() -> dict[str, tuple[Enable, bool]]:
+    """Name to (what enables it, whether one forward is enough to see how slow it is)."""
+    found: dict[str, tuple[Enable, bool]] = {}
+    if find_spec("diffusers") is not None:
+        block = {"offload_type": "block_level", "num_blocks_per_group": 1}
+        found["diffusers block, stream"] = (_diffusers({**block, "use_stream": True}), False)
+        found["diffusers block, stream, record_stream"] = (
+            _diffusers({**block, "use_stream": True, "record_stream": True}),
+            False,
+        )
+        found["diffusers leaf, stream"] = (_diffusers({"offload_type": "leaf_level", "use_stream": True}), False)
+        low = {**block, "use_stream": True, "low_cpu_mem_usage": True}
+        found["diffusers block, stream, low memory"] = (_diffusers(low), False)
+        found["diffusers block, no stream"] = (_diffusers(block), True)
+    if find_spec("accelerate") is not None:
+        found["accelerate cpu_offload"] = (_accelerate, True)
+    return found
+
+
+def enabled(enable: Enable, module: nn.Module, device: str) -> tuple[nn.Module, float]:
+    """The module under a peer, and the seconds its set-up took."""
+    began_s = time.perf_counter()
+    prepared = enable(module, device)
+    torch.cuda.synchronize()
+    return prepared, time.perf_counter() - began_s
+
+
+def _diffusers(options: dict[str, object]) -> Enable:
+    def enable(module: nn.Module, device: str) -> nn.Module:
+        hooks = importlib.import_module("diffusers.hooks")
+        hooks.apply_group_offloading(module, torch.device(device), torch.device("cpu"), **options)
+        return module
+
+    return enable
+
+
+def _accelerate(module: nn.Module, device: str) -> nn.Module:
+    offloaded: nn.Module = importlib.import_module("accelerate").cpu_offload(
+        module, execution_device=torch.device(device)
+    )
+    return offloaded

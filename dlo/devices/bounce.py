@@ -1,0 +1,80 @@
+"""Copies out of memory that is not pinned: through a few small pinned buffers, by many threads.
+
+The driver's own way for such memory uses one thread and reaches a seventh of the link; this one reaches most of it, and
+takes a bounded amount of pinned memory, however large the copy.
+"""
+
+import ctypes
+import mmap
+from typing import Final, Protocol
+
+import torch
+
+from .cuda_runtime import CudaRuntime
+
+BUFFERS: Final = 3
+BUFFER_BYTES: Final = 16 << 20
+SMALLEST_BYTES: Final = 1 << 20
+"""Below this the driver's own way costs less than the buffers."""
+
+
+_MADV_POPULATE_READ: Final = 22
+_LIBC: Final = ctypes.CDLL(None)
+
+
+class BounceHome(Protocol):
+    """What is needed of the device."""
+
+    runtime: CudaRuntime
+
+    def allocate_staging(self, size_bytes: int) -> torch.Tensor:
+        """Pinned memory."""
+        ...
+
+
+class Bounce:
+    """The buffers of one stream; made with the first copy that needs them. Used by the stream's thread alone."""
+
+    def __init__(self, home: BounceHome) -> None:
+        self._home = home
+        self._buffers: list[torch.Tensor] = []
+        self._events: list[int] = []
+        self._turn = 0
+
+    def copy(self, target: int, source: torch.Tensor, stream: int) -> None:
+        """Copy ``source`` to a device address in stream order; returns when its last byte was read."""
+        runtime = self._home.runtime
+        for start in range(0, source.numel(), BUFFER_BYTES):
+            part = source[start : start + BUFFER_BYTES]
+            _populate(part)
+            turn = self._next()
+            buffer, event = self._buffers[turn], self._events[turn]
+            buffer[: part.numel()].copy_(part)  # torch's threads, without the interpreter lock
+            runtime.copy_to_device(target + start, buffer.data_ptr(), part.numel(), stream)
+            runtime.record(event, stream)
+
+    def close(self) -> None:
+        """Let the buffers go; every copy out of them has ended."""
+        self._buffers = []
+        while self._events:
+            self._home.runtime.destroy_event(self._events.pop())
+
+    def _next(self) -> int:
+        """A buffer that nothing reads any more."""
+        if len(self._buffers) < BUFFERS:
+            self._buffers.append(self._home.allocate_staging(BUFFER_BYTES))
+            self._events.append(self._home.runtime.create_event())
+            return len(self._buffers) - 1
+        self._turn = (self._turn + 1) % BUFFERS
+        self._home.runtime.synchronize_event(self._events[self._turn])
+        return self._turn
+
+
+def _populate(part: torch.Tensor) -> None:
+    """Map the pages in one call: copying threads that fault them in one by one lose half their speed.
+
+    What cannot be mapped this way (an old kernel, private memory that was never touched) is faulted in by the copy.
+    """
+    start = part.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size_bytes = part.data_ptr() + part.numel() - start
+    _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), _MADV_POPULATE_READ)

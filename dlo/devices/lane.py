@@ -1,0 +1,86 @@
+"""Host work, one item after the other, on a thread that comes with the work and goes when it has been idle."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ...messages.failure import Code, Stage, error
+
+IDLE_S = 1.0
+
+
+class Lane:
+    """A first-in-first-out queue of calls that raise nothing.
+
+    The thread ends by itself after a short idle time and comes back with the next item: an unclosed lane neither keeps
+    the interpreter from exiting nor needs a daemon thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything submitted so far has ended."""
+        with self._changed:
+            return not self._work and not self._busy
+
+    def submit(self, item: Callable[[], None]) -> None:
+        """Run ``item`` after everything submitted before. Raises HostWeightsError(device_unavailable) once closed."""
+        with self._changed:
+            self.refuse_closed()
+            self._work.append(item)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def refuse_closed(self) -> None:
+        """Raise HostWeightsError(device_unavailable) once closed."""
+        if self._closed:
+            raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"stream {self._name!r} is closed")
+
+    def drain(self) -> None:
+        """Block until everything submitted so far is done."""
+        done = threading.Event()
+        with self._changed:
+            if self._thread is None:
+                return
+            self._work.append(done.set)
+            self._changed.notify()
+        done.wait()
+
+    def close(self) -> None:
+        """Finish what was submitted and join the thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _serve(self) -> None:
+        while (item := self._next()) is not None:
+            item()
+            del item  # what it holds may be the last reference to host memory
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._busy = False
+            while not self._work:
+                if self._closed or not (self._changed.wait(IDLE_S) or self._work):
+                    self._thread = None
+                    return None
+            self._busy = True
+            return self._work.popleft()

@@ -1,0 +1,253 @@
+"""The cuda device without a GPU: what goes straight to the driver, what it allocates, which device is current."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_fake import FakeCuda, fake_device
+from dlo_support import FileLease, Stack, discover, library_threads, run
+from hostweights.dlo import CudaDevice, Streamer, open_device
+from hostweights.dlo.devices.cuda_stream import CudaEvent
+from hostweights.messages.failure import Code, HostWeightsError
+
+
+@pytest.fixture
+def driver() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def device(driver: FakeCuda) -> Iterator[CudaDevice]:
+    opened = fake_device(driver)
+    yield opened
+    opened.close()
+    assert not library_threads()
+
+
+def registered_model(folder: Path, device: CudaDevice, slots: int = 2) -> tuple[Stack, Streamer, torch.Tensor]:
+    model = Stack([4, 9, 5, 7, 3])
+    expected = run(model)
+    lease = FileLease(folder / "weights", model, discover(model))
+    streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=True), slots=slots)
+    for _ in range(3):
+        assert torch.equal(run(model), expected)
+    return model, streamer, expected
+
+
+def test_C2_a_steady_forward_makes_no_event_and_uses_no_thread(
+    driver: FakeCuda, device: CudaDevice, tmp_path: Path
+) -> None:
+    model, streamer, expected = registered_model(tmp_path, device)
+    registration = streamer.stats().registration
+    assert registration is not None
+    assert registration.state == "complete"
+    made = driver.events_made
+    for _ in range(10):
+        assert torch.equal(run(model), expected)
+    gc.collect()
+    assert driver.events_made == made
+    streamer.detach(terminal=False)
+
+
+def test_T84_an_event_is_reused_only_when_nobody_holds_it(driver: FakeCuda, device: CudaDevice) -> None:
+    stream = device.stream("copies")
+    held = stream.record()
+    assert isinstance(held, CudaEvent)
+    for _ in range(5):
+        again = stream.record()
+        assert isinstance(again, CudaEvent)
+        assert again.handle != held.handle
+        del again
+    assert driver.events_made == 2
+
+
+def test_T49_staging_is_exact_and_goes_back_with_its_last_view(driver: FakeCuda, device: CudaDevice) -> None:
+    before = driver.pinned_allowed_bytes
+    staging = device.allocate_staging(1_234_567)
+    view = staging[100:200]
+    assert before - driver.pinned_allowed_bytes == 1_234_567
+    assert device.pinned.holds(staging.data_ptr(), 1_234_567)
+    assert not device.pinned.holds(staging.data_ptr(), 1_234_568)
+    del staging
+    gc.collect()
+    assert driver.pinned_allowed_bytes < before
+    del view
+    gc.collect()
+    assert driver.pinned_allowed_bytes == before
+
+
+def test_T74_the_callers_device_is_brought_back(driver: FakeCuda, device: CudaDevice, tmp_path: Path) -> None:
+    driver.index = 1  # what the calling threads have made current
+    model, streamer, _ = registered_model(tmp_path, device)
+    run(model)
+    streamer.detach(terminal=False)
+    assert set(driver.used) == {0, 1}
+    assert driver.used.count(0) == driver.used.count(1)
+    assert driver.current_device() == 1
+
+
+def test_T68_a_block_in_a_capture_is_refused_before_a_slot_is_taken(
+    driver: FakeCuda, device: CudaDevice, tmp_path: Path
+) -> None:
+    model, streamer, expected = registered_model(tmp_path, device)
+    copies = streamer.stats().copies
+    driver.is_capturing = True
+    with pytest.raises(HostWeightsError, match="CUDA graph") as refused:
+        run(model)
+    assert refused.value.code is Code.UNSUPPORTED
+    assert streamer.stats().copies == copies
+    driver.is_capturing = False
+    assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+def test_C2_a_copy_out_of_pageable_memory_never_blocks_the_caller(device: CudaDevice) -> None:
+    gate, threads = threading.Event(), set[int]()
+    stream = device.stream("copies")
+    stream.run(gate.wait)  # type: ignore[arg-type]  # its result is not looked at
+    slot = device.allocate(4)
+    stream.copy(slot, torch.tensor([1, 2, 3, 4], dtype=torch.uint8))
+    stream.run(lambda: threads.add(threading.get_ident()))
+    event = stream.record()
+    assert not event.done()
+    gate.set()
+    event.synchronize()
+    assert slot.tolist() == [1, 2, 3, 4]
+    assert threading.get_ident() not in threads
+
+
+def test_C5_leading_blocks_are_resident_and_come_back(device: CudaDevice, tmp_path: Path) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    found = discover(model).keeping(2)
+    assert [block.path for block in found.blocks] == ["blocks.2", "blocks.3"]
+    assert ("blocks.0.up.weight", "is kept resident") in found.resident
+    lease = FileLease(tmp_path / "weights", model, found)
+    streamer = Streamer.attach(model, found, device, lease.backing(direct=True))
+    for _ in range(3):
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+    with pytest.raises(HostWeightsError, match="leaves none to stream"):
+        discover(model).keeping(4)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_E4_a_timeline_has_every_copy_stall_and_use(device: CudaDevice, tmp_path: Path, direct: bool) -> None:
+    model = Stack([4, 9, 5])
+    lease = FileLease(tmp_path / "weights", model, discover(model))
+    streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=direct))
+    with streamer.record() as timeline:
+        run(model)
+        run(model)
+        with pytest.raises(HostWeightsError, match="recorded already"), streamer.record():
+            pass
+    table = timeline.table()
+    assert [(row.path, row.uses) for row in table] == [("blocks.0", 2), ("blocks.1", 2), ("blocks.2", 2)]
+    assert sum(row.copies for row in table) in {5, 6}
+    kinds = {interval.kind for interval in timeline.intervals}
+    assert kinds == {"copy", "stall", "compute"}
+    for interval in timeline.intervals:
+        assert interval.end_s >= interval.begin_s
+    trace = timeline.chrome_trace()["traceEvents"]
+    assert isinstance(trace, list)
+    assert len(trace) == 3 + len(timeline.intervals)
+    streamer.detach(terminal=False)
+
+
+def test_T83_a_missing_or_broken_cupy_says_one_thing_and_cpu_goes_on(tmp_path: Path) -> None:
+    stub = tmp_path / "cupy_backends"
+    (stub / "cuda" / "api").mkdir(parents=True)
+    for folder in (stub, stub / "cuda", stub / "cuda" / "api"):
+        (folder / "__init__.py").write_text("")
+    (stub / "cuda" / "api" / "runtime.py").write_text("raise OSError('libcudart.so: cannot open')\n")
+    program = (
+        "import sys, torch\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from hostweights.dlo import open_device\n"
+        "from hostweights.messages.failure import HostWeightsError\n"
+        "torch.version.cuda, torch.cuda.is_available = '13.0', lambda: True\n"
+        "try:\n"
+        "    open_device('cuda')\n"
+        "except HostWeightsError as refused:\n"
+        "    print(refused)\n"
+        "open_device('cpu').close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    assert "CuPy cannot be used (OSError: libcudart.so" in done.stdout
+    assert "hostweights[cuda13]" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_T83_without_a_gpu_the_error_says_what_to_do(name: str) -> None:
+    with pytest.raises(HostWeightsError, match="available: cpu") as refused:
+        open_device(name)
+    assert refused.value.code is Code.DEVICE_UNAVAILABLE
+
+
+def test_T52_a_detach_waits_for_the_last_copy_before_pages_are_let_go(
+    driver: FakeCuda, device: CudaDevice, tmp_path: Path
+) -> None:
+    _model, streamer, _ = registered_model(tmp_path, device)
+    gate = threading.Event()
+    finished: list[float] = []
+
+    def hold() -> None:
+        gate.wait()
+        finished.append(time.monotonic())
+
+    for lane in driver.streams.values():
+        lane.submit(hold)
+    unregistered: list[float] = []
+    driver.on_unregister = lambda _address: unregistered.append(time.monotonic())
+    detaching = threading.Thread(target=lambda: streamer.detach(terminal=False))
+    detaching.start()
+    gate.set()
+    detaching.join()
+    assert max(finished) <= min(unregistered)
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 50_000])
+def test_C2_memory_that_is_not_pinned_goes_through_bounded_pinned_buffers(
+    driver: FakeCuda, device: CudaDevice, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("hostweights.dlo.devices.bounce.BUFFER_BYTES", 4096)
+    monkeypatch.setattr("hostweights.dlo.devices.cuda_stream.SMALLEST_BYTES", 1)
+    before = driver.pinned_allowed_bytes
+    stream = device.stream("copies")
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    slot = device.allocate(size)
+    for _ in range(3):
+        slot.fill_(0)
+        stream.copy(slot, source)
+        stream.record().synchronize()
+        assert torch.equal(slot, source)
+    assert before - driver.pinned_allowed_bytes <= 3 * 4096
+    stream.close()
+    gc.collect()
+    assert driver.pinned_allowed_bytes == before
+
+
+def test_C3_a_block_is_copied_as_it_is_once_and_registered_for_its_second_use(
+    driver: FakeCuda, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostweights.dlo.registration.QUIET_S", 1000.0)
+    model = Stack([4, 9, 5, 7, 3])
+    expected = run(model)
+    lease = FileLease(tmp_path / "weights", model, discover(model))
+    streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=True))
+    streamer.announce(1)
+    assert torch.equal(run(model), expected)
+    assert driver.calls == []
+    assert torch.equal(run(model), expected)
+    registration = streamer.stats().registration
+    assert registration is not None
+    assert registration.blocks == 5
+    streamer.detach(terminal=False)
