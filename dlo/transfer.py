@@ -1,5 +1,6 @@
 """How one block travels from its host backing into a slot: direct, or packed through bounded staging."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from .chunks import HostRange
 from .contract import Device, Event, HostBacking, HostMemory, Stream
 from .registration import BlockState, Registration
 
+PATIENT_USES = 2
+"""How often a block is copied as it is before its registration is waited for."""
 STAGING_BUFFERS = 4
 """Blocks packed at once or waiting packed; each has a packing thread of its own."""
 
@@ -181,9 +184,10 @@ class StagedTransfer:
 class RegisteredTransfer:
     """Copies each block directly as soon as its memory is registered, and through staging if it never will be.
 
-    The first time, a block that is not registered yet is copied as it is: a driver that registers copies nothing
-    meanwhile, so waiting would cost more. The second time its registration is waited for, on the copy stream's own
-    thread. So streaming begins at once and becomes direct block by block.
+    At first a block that is not registered yet is copied as it is: a driver that registers copies nothing meanwhile, so
+    waiting would delay the first outputs. From the third use on its registration is waited for, on the copy stream's
+    own thread. (The second use of a first block is the fetch ahead at the end of the first forward.) So streaming
+    begins at once and becomes direct block by block.
     """
 
     def __init__(self, backing: HostBacking, device: Device, copies: Stream, registration: Registration) -> None:
@@ -193,7 +197,7 @@ class RegisteredTransfer:
         self._registration = registration
         self._direct = DirectTransfer(backing, copies)
         self._staged: StagedTransfer | None = None
-        self._seen: set[int] = set()
+        self._uses: Counter[int] = Counter()
         registration.start()
 
     @property
@@ -206,9 +210,9 @@ class RegisteredTransfer:
         state = self._registration.use(block)
         if state is BlockState.REFUSED:
             return self._staging().issue(block, slot, after, began)
-        if state is BlockState.PENDING and block in self._seen:
+        if state is BlockState.PENDING and self._uses[block] >= PATIENT_USES:
             self._copies.wait(self._registration.settled(block))
-        self._seen.add(block)
+        self._uses[block] += 1
         event = self._direct.issue(block, slot, after, began)
         self._registration.issued(event)
         return event
