@@ -15,6 +15,7 @@ from typing import Final, Self
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from .filesystem import files
 from .locality import describe_mount
 
 _FIRST_PAUSE_S: Final = 0.0005
@@ -27,7 +28,7 @@ class LockHandle:
 
     def __init__(self, name: str | Path, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
         with _registry:
-            self._fd: int | None = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd)
+            self._fd: int | None = files().open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd)
             _open_fds.add(self._fd)
         self._pid = os.getpid()
 
@@ -47,7 +48,7 @@ class LockHandle:
         operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
         while True:
             try:
-                fcntl.flock(self.fd, operation)
+                files().flock(self.fd, operation)
             except InterruptedError:
                 continue
             except BlockingIOError:
@@ -60,7 +61,7 @@ class LockHandle:
             fd, self._fd = self._fd, None
             if fd is not None and self._pid == os.getpid():
                 _open_fds.discard(fd)
-                os.close(fd)
+                files().close(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -115,8 +116,8 @@ def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
         return LockHandle(path.name, os.O_RDONLY, dir_fd=directory_fd)
     except FileNotFoundError:
         handle = LockHandle(path.name, os.O_RDONLY | os.O_CREAT, mode, dir_fd=directory_fd)
-        if os.fstat(handle.fd).st_uid == os.geteuid():
-            os.fchmod(handle.fd, mode)
+        if files().fstat(handle.fd).st_uid == os.geteuid():
+            files().fchmod(handle.fd, mode)
         return handle
     except OSError as failure:
         failure.filename = str(path)
@@ -141,7 +142,7 @@ _open_fds: Final[set[int]] = set()
 
 def _close_inherited() -> None:
     for fd in _open_fds:
-        os.close(fd)
+        files().close(fd)
     _open_fds.clear()
     _registry.release()
 
