@@ -13,13 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .filesystem import files
 from .locality import describe_mount
+from .lock_holders import describe_process, lock_holders
+from .lock_wait import ReleaseWatch
 
-_FIRST_PAUSE_S: Final = 0.0005
-_LONGEST_PAUSE_S: Final = 0.010
 _UNSUPPORTED: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
@@ -83,31 +85,46 @@ def acquire(
     budget: Budget,
     busy: Callable[[float], HostWeightsError],
 ) -> None:
-    """Take a lock, polling with a short growing pause, at most ``limit_s`` and at most as long as the budget.
+    """Take a lock, at most ``limit_s`` and at most as long as the budget; woken by the kernel when it is let go.
 
-    Raises what ``busy`` makes of the seconds waited when the time is over, whoever's limit it was;
-    HostWeightsError(cancelled) on a cancel; HostWeightsError(locks_unsupported), naming the mount, where the file
-    system has no locks.
+    Raises what ``busy`` makes of the seconds waited when the time is over, whoever's limit it was, with the holders'
+    process ids; HostWeightsError(cancelled) on a cancel; HostWeightsError(locks_unsupported), naming the mount, where
+    the file system has no locks.
     """
     begin = time.monotonic()
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            if handle.try_lock(exclusive=exclusive):
-                return
-        except OSError as failure:
-            raise _lock_failure(failure, path) from failure
-        left = limit_s - (time.monotonic() - begin)
-        try:
-            if left > 0:
-                budget.wait(min(pause, left))
-        except HostWeightsError as failure:
-            if failure.code is not Code.DEADLINE_EXCEEDED:
-                raise
-            left = 0.0
-        if left <= 0:
-            raise busy(time.monotonic() - begin)
-        pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+    if _try(handle, path, exclusive=exclusive):
+        return
+    with ReleaseWatch(handle.fd) as watch:
+        while not _try(handle, path, exclusive=exclusive):
+            left = limit_s - (time.monotonic() - begin)
+            try:
+                if left > 0:
+                    watch.pause(left, budget)
+            except HostWeightsError as failure:
+                if failure.code is not Code.DEADLINE_EXCEEDED:
+                    raise
+                left = 0.0
+            if left <= 0:
+                raise _busy(busy(time.monotonic() - begin), handle)
+
+
+def _try(handle: LockHandle, path: Path, *, exclusive: bool) -> bool:
+    try:
+        return handle.try_lock(exclusive=exclusive)
+    except OSError as failure:
+        raise _lock_failure(failure, path) from failure
+
+
+def _busy(refusal: HostWeightsError, handle: LockHandle) -> HostWeightsError:
+    """The refusal, with the holders where the kernel tells them."""
+    holders = ", ".join(describe_process(pid) for pid in lock_holders(handle.fd))
+    if not holders:
+        return refusal
+    failure = refusal.failure
+    details = {**failure.details, "holders": holders[:4096]}
+    return HostWeightsError(
+        msgspec.structs.replace(failure, text=f"{failure.text} (held by {holders})"[:16_384], details=details)
+    )
 
 
 def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
