@@ -1,9 +1,10 @@
 """Finding the newest usable generation of a key and leasing it."""
 
-import os
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ..messages.budget import Budget
 from ..messages.config import Validation
@@ -11,6 +12,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from . import catalog, verified
 from .contract import Miss
+from .filesystem import files
 from .json_records import NewerSchema
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire
@@ -18,6 +20,9 @@ from .mapping import ArtifactMapping
 from .store_files import Damage, Place, list_names, opened_directory
 from .validation import Checked, check_generation, read_ready
 from .verification import verify_payload
+
+_USE_GRAIN_S: Final = 60.0
+"""Times of use are not kept finer than this, so that a busy generation costs no write per lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,19 @@ def _lease(key_directory: Place, generation: str, search: Search, budget: Budget
             except Damage as damage:
                 _condemn(key_directory, place, lock, search, damage)
                 raise
+            if search.may_write:
+                _note_use(lock)
             undo.pop_all()
             return lease
     except (FileNotFoundError, NotADirectoryError) as failure:
         raise _Gone from failure
+
+
+def _note_use(lock: LockHandle) -> None:
+    """Leave the time of this lease on the marker, for collection by last use; the owner can, others need not."""
+    with suppress(OSError):
+        if time.time() - files().fstat(lock.fd).st_mtime > _USE_GRAIN_S:
+            files().touch(lock.fd)
 
 
 def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) -> None:
@@ -99,9 +113,9 @@ def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) 
 
 def _still_there(place: Place, lock: LockHandle) -> bool:
     """Whether the locked file still is the generation's marker: a remover may have been faster than our lock."""
-    held = os.fstat(lock.fd)
+    held = files().fstat(lock.fd)
     try:
-        named = (place.path / catalog.READY_NAME).stat(follow_symlinks=False)
+        named = files().stat(place.path / catalog.READY_NAME)
     except FileNotFoundError:
         return False
     return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)

@@ -8,6 +8,7 @@ from typing import Final
 
 from ..messages.failure import Code, printable
 from ..messages.manifest import CondemnedMarker
+from .filesystem import files
 from .json_records import encode_record
 from .locks import LockHandle
 from .store_files import Place, write_new_file
@@ -16,6 +17,7 @@ READY_NAME: Final = "READY.json"
 MANIFEST_NAME: Final = "manifest.json"
 _GENERATION: Final = re.compile(r"[0-9]{8}")
 _CONDEMNED_SUFFIX: Final = ".condemned.json"
+_PINNED_NAME: Final = "pinned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,31 @@ def next_generation(names: list[str]) -> str:
 def is_condemned(key_directory: Place, generation: str) -> bool:
     """Whether the marker stands; it condemns by its existence, whatever it holds."""
     try:
-        os.stat(generation + _CONDEMNED_SUFFIX, dir_fd=key_directory.fd, follow_symlinks=False)
+        files().stat(generation + _CONDEMNED_SUFFIX, dir_fd=key_directory.fd)
     except FileNotFoundError:
         return False
     return True
+
+
+def is_pinned(key_directory: Place) -> bool:
+    """Whether a pin keeps this key's generations from being collected while they are not condemned."""
+    try:
+        files().stat(_PINNED_NAME, dir_fd=key_directory.fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def set_pinned(key_directory: Place, *, pinned: bool) -> None:
+    """Put or take the pin, durably; harmless if it is so already. Raises OSError."""
+    try:
+        if pinned:
+            write_new_file(key_directory, _PINNED_NAME, b"", 0o444)
+        else:
+            files().unlink(_PINNED_NAME, dir_fd=key_directory.fd)
+    except (FileExistsError, FileNotFoundError):
+        return
+    files().fsync(key_directory.fd)
 
 
 def open_ready(place: Place) -> LockHandle:
@@ -65,4 +88,4 @@ def condemn(key_directory: Place, generation: str, publication_id: str | None, c
         write_new_file(key_directory, generation + _CONDEMNED_SUFFIX, encode_record(marker), 0o444)
     except FileExistsError:
         return
-    os.fsync(key_directory.fd)
+    files().fsync(key_directory.fd)

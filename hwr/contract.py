@@ -160,8 +160,9 @@ class Store(Protocol):
     ) -> Lease | Miss:
         """Lease the newest usable generation under the caller's ``lease_id``.
 
-        A hit writes nothing, except that the first full validation of a generation since the host started leaves a
-        record (when the store is writable), which later full validations trust while no file was touched.
+        A hit writes no file. Where the store is writable it may set the marker's modification time, at most once a
+        minute, and the first full validation of a generation since the host started leaves a record, which later full
+        validations trust while no file was touched.
 
         A generation that is provably damaged is condemned (when the store is writable) and the next older one is
         tried. Transient I/O errors raise HostWeightsError(io_error, retryable) and condemn nothing. An artifact whose
@@ -183,6 +184,9 @@ class Store(Protocol):
 
         Waits by its budget for another builder of the key (build_busy, retryable, when that runs out), then looks up
         again and joins if there is something to join. After any error or cancel no staging of this call remains.
+
+        Keeps the store within its limits: room is reserved before the first byte, and made by collecting generations
+        that nobody leases; capacity_exceeded (retryable, if waiting can help) when that is not enough.
         """
         ...
 

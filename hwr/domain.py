@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from ..messages.budget import Budget
 from ..messages.config import WaitPolicy
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import DomainRecord
+from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
 from .locality import describe_mount, filesystem_of, mount_id_of
 from .locks import acquire, open_lock_file
@@ -36,6 +37,7 @@ RECORD_NAME: Final = "domain.json"
 _UNFINISHED_NAME: Final = "domain.json.new"
 _PARTS: Final = ("locks", "artifacts", "staging")
 _ROOT_MODE: Final = 0o700
+_PARENT_MODE: Final = 0o777
 _PLAIN_MODE_BITS: Final = 0o2777
 
 
@@ -43,6 +45,7 @@ _PLAIN_MODE_BITS: Final = 0o2777
 class Workshop:
     """What only builders need; its directories are writable."""
 
+    root: Place
     staging: Place
     locks: Place
     directory_mode: int
@@ -68,18 +71,19 @@ class Domain:
 
     def close(self) -> None:
         """Close the directories; called once."""
-        os.close(self.artifacts.fd)
+        files().close(self.artifacts.fd)
         if self.workshop is not None:
-            os.close(self.workshop.staging.fd)
-            os.close(self.workshop.locks.fd)
+            files().close(self.workshop.root.fd)
+            files().close(self.workshop.staging.fd)
+            files().close(self.workshop.locks.fd)
 
 
 def _is_found(part: Place) -> bool:
     try:
-        found = part.path.stat(follow_symlinks=False)
+        found = files().stat(part.path)
     except OSError:
         return False
-    return os.path.samestat(found, os.fstat(part.fd))
+    return os.path.samestat(found, files().fstat(part.fd))
 
 
 def open_domain(root: Path, wait: WaitPolicy, budget: Budget) -> Domain:
@@ -119,11 +123,12 @@ def _make_root(path: Path) -> None:
         return
     with _opened_root(existing) as parent:
         filesystem_of(parent.fd, str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir(_ROOT_MODE)
-    except FileExistsError:
-        return
+    missing = path.relative_to(existing).parts
+    for number, name in enumerate(missing, start=1):
+        with _opened_root(existing) as parent, suppress(FileExistsError):
+            files().mkdir(name, _ROOT_MODE if number == len(missing) else _PARENT_MODE, dir_fd=parent.fd)
+            files().fsync(parent.fd)
+        existing /= name
 
 
 @contextmanager
@@ -136,7 +141,7 @@ def _opened_root(path: Path) -> Iterator[Place]:
             Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, f"{path} is a file; the root must be a directory or not exist"
         ) from failure
     try:
-        if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+        if not files().access(path, os.R_OK | os.X_OK):
             raise denied(Stage.DOMAIN, f"{path} cannot be read", path)
         yield place
     finally:
@@ -163,7 +168,7 @@ def _read_record(root: Place) -> DomainRecord | None:
     except Damage as damage:
         raise _damaged(path, damage.reason) from damage
     finally:
-        os.close(fd)
+        files().close(fd)
 
 
 def _damaged(path: Path, why: str) -> HostWeightsError:
@@ -180,7 +185,7 @@ def _missing_parts(root: Place) -> list[str]:
 
 
 def _writable(path: Path) -> bool:
-    return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+    return files().access(path, os.W_OK | os.X_OK)
 
 
 def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budget: Budget) -> DomainRecord:
@@ -188,7 +193,7 @@ def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budg
     if not _writable(root.path):
         if record is not None:
             return record
-        if os.fstatvfs(root.fd).f_flag & os.ST_RDONLY:
+        if files().fstatvfs(root.fd).f_flag & os.ST_RDONLY:
             raise error(
                 Stage.DOMAIN,
                 Code.READ_ONLY,
@@ -222,21 +227,21 @@ def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budg
 def _write_record(root: Place) -> DomainRecord:
     record = DomainRecord(domain_id=secrets.token_hex(16))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(_UNFINISHED_NAME, flags, 0o600, dir_fd=root.fd)
+    fd = files().open(_UNFINISHED_NAME, flags, 0o600, dir_fd=root.fd)
     try:
         write_at(fd, memoryview(encode_record(record)), 0)
-        os.fchmod(fd, 0o444)
-        os.fsync(fd)
+        files().fchmod(fd, 0o444)
+        files().fsync(fd)
     finally:
-        os.close(fd)
-    os.rename(_UNFINISHED_NAME, RECORD_NAME, src_dir_fd=root.fd, dst_dir_fd=root.fd)
-    os.fsync(root.fd)
+        files().close(fd)
+    files().rename(_UNFINISHED_NAME, RECORD_NAME, src_dir_fd=root.fd, dst_dir_fd=root.fd)
+    files().fsync(root.fd)
     return record
 
 
 def _directory_mode(root: Place) -> int:
     """Who may enter the root may enter what is in it, whatever the umask."""
-    return stat.S_IMODE(os.fstat(root.fd).st_mode) & _PLAIN_MODE_BITS | 0o700
+    return stat.S_IMODE(files().fstat(root.fd).st_mode) & _PLAIN_MODE_BITS | 0o700
 
 
 def _lock_mode(directory_mode: int) -> int:
@@ -246,25 +251,25 @@ def _lock_mode(directory_mode: int) -> int:
 
 def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
     can_write = all(_writable(root.path / name) for name in _PARTS)
-    names = ("artifacts", "staging", "locks") if can_write else ("artifacts",)
+    names = ("artifacts", ".", "staging", "locks") if can_write else ("artifacts",)
     places: list[Place] = []
     try:
         for name in names:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            place = Place(os.open(name, flags, dir_fd=root.fd), root.path / name)
+            place = Place(files().open(name, flags, dir_fd=root.fd), root.path / name)
             places.append(place)
             _check_same_mount(root, place)
     except BaseException:
         for place in places:
-            os.close(place.fd)
+            files().close(place.fd)
         raise
     mode = _directory_mode(root)
-    workshop = Workshop(places[1], places[2], mode, _lock_mode(mode)) if can_write else None
+    workshop = Workshop(places[1], places[2], places[3], mode, _lock_mode(mode)) if can_write else None
     return Domain(root.path, record.domain_id, filesystem, places[0], workshop)
 
 
 def _check_same_mount(root: Place, part: Place) -> None:
-    if os.fstat(root.fd).st_dev == os.fstat(part.fd).st_dev and mount_id_of(root.fd) == mount_id_of(part.fd):
+    if files().fstat(root.fd).st_dev == files().fstat(part.fd).st_dev and mount_id_of(root.fd) == mount_id_of(part.fd):
         return
     raise error(
         Stage.DOMAIN,

@@ -5,12 +5,24 @@ only. Everything that could differ between processes (floats, objects, undecodab
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from blake3 import blake3
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import IDENTITY_SCHEMA, AdaptationKind, ArtifactIdentity
+
+_LATER_LAYOUT_FIELDS: Final[dict[str, str | int]] = {
+    "sp_size": 1,
+    "sp_backend": "",
+    "pp_size": 1,
+    "pp_stage": 0,
+    "ep_size": 1,
+    "ep_rank": 0,
+}
 
 _Plain = str | int | bool | None | dict[str, "_Plain"]
 
@@ -24,6 +36,7 @@ def canonical(identity: ArtifactIdentity) -> bytes:
     plain = _plain(identity, "identity")
     _check_limits(plain)
     _check_meaning(identity)
+    _drop_later_defaults(plain)
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
@@ -33,6 +46,41 @@ def artifact_key(identity: ArtifactIdentity) -> str:
     Raises HostWeightsError(invalid_config) as ``canonical`` does.
     """
     return blake3(canonical(identity)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field in which two identities differ, by its path, with both values."""
+
+    path: str
+    left: str
+    right: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.left} != {self.right}"
+
+
+def why(left: ArtifactIdentity, right: ArtifactIdentity) -> tuple[Difference, ...]:
+    """Every field that makes the keys of two identities differ, in the records' order; empty if the keys are equal."""
+    return tuple(_differences(_plain(left, "identity"), _plain(right, "identity"), "identity"))
+
+
+def _differences(left: _Plain, right: _Plain, path: str) -> Iterator[Difference]:
+    if isinstance(left, dict) and isinstance(right, dict):
+        for name in left:
+            yield from _differences(left[name], right[name], f"{path}.{name}")
+    elif left != right or type(left) is not type(right):
+        yield Difference(path, repr(left), repr(right))
+
+
+def _drop_later_defaults(plain: _Plain) -> None:
+    """Leave out later fields while they have their default, so that keys made before they came stay what they were."""
+    assert isinstance(plain, dict)
+    layout = plain["layout"]
+    assert isinstance(layout, dict)
+    for name, default in _LATER_LAYOUT_FIELDS.items():
+        if layout[name] == default:
+            del layout[name]
 
 
 def _plain(value: object, path: str) -> _Plain:
@@ -64,8 +112,18 @@ def _check_meaning(identity: ArtifactIdentity) -> None:
     if identity.schema != IDENTITY_SCHEMA:
         raise _refused("identity.schema", f"is {identity.schema}, this version knows {IDENTITY_SCHEMA}")
     layout, adaptation = identity.layout, identity.adaptation
-    if not 0 <= layout.tp_rank < layout.tp_size:
-        raise _refused("identity.layout.tp_rank", f"is {layout.tp_rank}, but tp_size is {layout.tp_size}")
+    for rank_name, rank, size_name, size in (
+        ("tp_rank", layout.tp_rank, "tp_size", layout.tp_size),
+        ("pp_stage", layout.pp_stage, "pp_size", layout.pp_size),
+        ("ep_rank", layout.ep_rank, "ep_size", layout.ep_size),
+    ):
+        if not 0 <= rank < size:
+            raise _refused(f"identity.layout.{rank_name}", f"is {rank}, but {size_name} is {size}")
+    if layout.sp_size < 1 or (layout.sp_size > 1) != bool(layout.sp_backend):
+        raise _refused(
+            "identity.layout.sp_backend",
+            f"is {layout.sp_backend!r} with sp_size {layout.sp_size}; a size above 1 has a backend, 1 has none",
+        )
     given = (adaptation.fingerprint is not None, adaptation.merge_rule is not None)
     if given != ((True, True) if adaptation.kind is AdaptationKind.MERGED else (False, False)):
         raise _refused(

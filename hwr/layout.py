@@ -23,6 +23,14 @@ PAD_PREFIX: Final = "__pad__."
 
 _RESERVED_NAME: Final = "__metadata__"
 
+_DISK_BLOCK_BYTES: Final = 4096
+_FILE_OVERHEAD_BYTES: Final = 16 * 1024
+"""What a file system may add to a file, and the records that grow with nothing."""
+_ROW_BYTES: Final = 512
+"""An entry of the manifest without its names and dimensions."""
+_ESCAPED_BYTES: Final = 6
+_NUMBER_BYTES: Final = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -71,6 +79,22 @@ class Layout:
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
+
+
+def reservation_bytes(layout: Layout) -> int:
+    """Bytes of disk that a publication of this layout never exceeds, its records included."""
+    payload = sum(_aligned(file.size_bytes, _DISK_BLOCK_BYTES) + _FILE_OVERHEAD_BYTES for file in layout.files)
+    rows = 0
+    for piece in (piece for file in layout.files for piece in file.pieces):
+        role, rank = (piece.spec.role, len(piece.spec.shape)) if piece.spec else ("", 0)
+        rows += _row_bytes(piece.name, role) + 2 * _NUMBER_BYTES * rank
+    rows += sum(_row_bytes(block) for block in layout.plan.blocks)
+    rows += sum(_row_bytes(*alias) for alias in layout.plan.aliases)
+    return payload + _aligned(rows, _DISK_BLOCK_BYTES) + _FILE_OVERHEAD_BYTES
+
+
+def _row_bytes(*names: str) -> int:
+    return _ROW_BYTES + _ESCAPED_BYTES * sum(map(len, names))
 
 
 def tensor_size_bytes(shape: Sequence[int], dtype: DType) -> int:

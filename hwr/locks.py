@@ -13,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from .filesystem import files
 from .locality import describe_mount
+from .lock_holders import describe_process, lock_holders
+from .lock_wait import ReleaseWatch
 
-_FIRST_PAUSE_S: Final = 0.0005
-_LONGEST_PAUSE_S: Final = 0.010
 _UNSUPPORTED: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
@@ -27,7 +30,7 @@ class LockHandle:
 
     def __init__(self, name: str | Path, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
         with _registry:
-            self._fd: int | None = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd)
+            self._fd: int | None = files().open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd)
             _open_fds.add(self._fd)
         self._pid = os.getpid()
 
@@ -47,7 +50,7 @@ class LockHandle:
         operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
         while True:
             try:
-                fcntl.flock(self.fd, operation)
+                files().flock(self.fd, operation)
             except InterruptedError:
                 continue
             except BlockingIOError:
@@ -60,7 +63,7 @@ class LockHandle:
             fd, self._fd = self._fd, None
             if fd is not None and self._pid == os.getpid():
                 _open_fds.discard(fd)
-                os.close(fd)
+                files().close(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -82,31 +85,46 @@ def acquire(
     budget: Budget,
     busy: Callable[[float], HostWeightsError],
 ) -> None:
-    """Take a lock, polling with a short growing pause, at most ``limit_s`` and at most as long as the budget.
+    """Take a lock, at most ``limit_s`` and at most as long as the budget; woken by the kernel when it is let go.
 
-    Raises what ``busy`` makes of the seconds waited when the time is over, whoever's limit it was;
-    HostWeightsError(cancelled) on a cancel; HostWeightsError(locks_unsupported), naming the mount, where the file
-    system has no locks.
+    Raises what ``busy`` makes of the seconds waited when the time is over, whoever's limit it was, with the holders'
+    process ids; HostWeightsError(cancelled) on a cancel; HostWeightsError(locks_unsupported), naming the mount, where
+    the file system has no locks.
     """
     begin = time.monotonic()
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            if handle.try_lock(exclusive=exclusive):
-                return
-        except OSError as failure:
-            raise _lock_failure(failure, path) from failure
-        left = limit_s - (time.monotonic() - begin)
-        try:
-            if left > 0:
-                budget.wait(min(pause, left))
-        except HostWeightsError as failure:
-            if failure.code is not Code.DEADLINE_EXCEEDED:
-                raise
-            left = 0.0
-        if left <= 0:
-            raise busy(time.monotonic() - begin)
-        pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+    if _try(handle, path, exclusive=exclusive):
+        return
+    with ReleaseWatch(handle.fd) as watch:
+        while not _try(handle, path, exclusive=exclusive):
+            left = limit_s - (time.monotonic() - begin)
+            try:
+                if left > 0:
+                    watch.pause(left, budget)
+            except HostWeightsError as failure:
+                if failure.code is not Code.DEADLINE_EXCEEDED:
+                    raise
+                left = 0.0
+            if left <= 0:
+                raise _busy(busy(time.monotonic() - begin), handle)
+
+
+def _try(handle: LockHandle, path: Path, *, exclusive: bool) -> bool:
+    try:
+        return handle.try_lock(exclusive=exclusive)
+    except OSError as failure:
+        raise _lock_failure(failure, path) from failure
+
+
+def _busy(refusal: HostWeightsError, handle: LockHandle) -> HostWeightsError:
+    """The refusal, with the holders where the kernel tells them."""
+    holders = ", ".join(describe_process(pid) for pid in lock_holders(handle.fd))
+    if not holders:
+        return refusal
+    failure = refusal.failure
+    details = {**failure.details, "holders": holders[:4096]}
+    return HostWeightsError(
+        msgspec.structs.replace(failure, text=f"{failure.text} (held by {holders})"[:16_384], details=details)
+    )
 
 
 def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
@@ -115,8 +133,8 @@ def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
         return LockHandle(path.name, os.O_RDONLY, dir_fd=directory_fd)
     except FileNotFoundError:
         handle = LockHandle(path.name, os.O_RDONLY | os.O_CREAT, mode, dir_fd=directory_fd)
-        if os.fstat(handle.fd).st_uid == os.geteuid():
-            os.fchmod(handle.fd, mode)
+        if files().fstat(handle.fd).st_uid == os.geteuid():
+            files().fchmod(handle.fd, mode)
         return handle
     except OSError as failure:
         failure.filename = str(path)
@@ -141,7 +159,7 @@ _open_fds: Final[set[int]] = set()
 
 def _close_inherited() -> None:
     for fd in _open_fds:
-        os.close(fd)
+        files().close(fd)
     _open_fds.clear()
     _registry.release()
 

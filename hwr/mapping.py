@@ -10,7 +10,6 @@ living view, at once if there is none.
 
 import errno
 import mmap
-import os
 import threading
 import warnings
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import BlockEntry, Manifest, TensorEntry
 from .dtypes import torch_dtype
+from .filesystem import files
 from .store_files import Place, os_failure
 
 _MADV_POPULATE_READ: Final = 22
@@ -125,7 +125,7 @@ class ArtifactMapping:
 
     def file_sizes(self) -> dict[str, int]:
         """Sizes in bytes of the mapped files as they are now."""
-        return {name: os.fstat(fd).st_size for name, fd in self._fds.items()}
+        return {name: files().fstat(fd).st_size for name, fd in self._fds.items()}
 
     def forget(self) -> None:
         """Drop everything this object holds; pages without living views are unmapped. Idempotent."""
@@ -148,7 +148,7 @@ class ArtifactMapping:
     def _close_fds(self) -> None:
         fds, self._fds = self._fds, {}
         for fd in fds.values():
-            os.close(fd)
+            files().close(fd)
 
     def __del__(self) -> None:
         self._close_fds()

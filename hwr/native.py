@@ -6,6 +6,7 @@ from functools import cache
 from typing import Final
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
+_IN_CLOSE: Final = 0x08 | 0x10
 
 
 @cache
@@ -18,6 +19,24 @@ def start_writeback(fd: int, offset: int, size: int) -> None:
     call = _sync_file_range()
     if call is not None:
         call(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
+
+
+def watch_closes(path: str) -> int | None:
+    """A descriptor that becomes readable when any process closes the file; None where none can be had.
+
+    The caller closes it. Watches are a limited resource of the user, so that None is a normal answer.
+    """
+    try:
+        init, add = _libc().inotify_init1, _libc().inotify_add_watch
+    except AttributeError:
+        return None
+    fd: int = init(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        return None
+    if add(fd, os.fsencode(path), _IN_CLOSE) < 0:
+        os.close(fd)
+        return None
+    return fd
 
 
 def trim_heap() -> None:

@@ -10,6 +10,7 @@ from blake3 import blake3
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, ReadyMarker
 from .catalog import MANIFEST_NAME, READY_NAME, next_generation
+from .filesystem import files
 from .json_records import encode_record
 from .lease import ArtifactLease
 from .locks import LockHandle
@@ -44,15 +45,15 @@ def publish(
         generation = next_generation(list_names(key_directory))
         final = Place(staged.fd, key_directory.path / generation)
         ready = _write_records(staged, manifest, generation)
-        os.fsync(staged.fd)
+        files().fsync(staged.fd)
         lock, mapping = _take(final, manifest)
         kept = undo.enter_context(ExitStack())
         kept.callback(lock.close)
         kept.callback(mapping.forget)
-        os.rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
-        os.fchmod(staged.fd, _GENERATION_MODE)  # after the rename: moving a directory needs write permission on it
-        os.fsync(key_directory.fd)
-        os.fsync(staging.fd)
+        files().rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
+        files().fchmod(staged.fd, _GENERATION_MODE)  # after the rename: moving a directory needs write permission on it
+        files().fsync(key_directory.fd)
+        files().fsync(staging.fd)
         kept.pop_all()
         return ArtifactLease(lease_id, final.path, manifest, ready, lock, mapping)
 
@@ -88,8 +89,8 @@ def _take(final: Place, manifest: Manifest) -> tuple[LockHandle, ArtifactMapping
         fds: dict[str, int] = {}
         closing = undo.enter_context(ExitStack())
         for file in manifest.files:
-            fd = fds[file.name] = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=final.fd)
-            closing.callback(os.close, fd)
+            fd = fds[file.name] = files().open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=final.fd)
+            closing.callback(files().close, fd)
         closing.pop_all()
         mapping = ArtifactMapping(manifest, final, fds)
         undo.pop_all()

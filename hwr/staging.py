@@ -5,15 +5,15 @@ A builder that dies lets go of its lock, so whoever can lock a staging directory
 
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
+from .filesystem import files
 from .locks import LockHandle, acquire
-from .store_files import Place, list_names
+from .store_files import Place, list_names, remove_tree
 
 _SWEEP_LIMIT_S = 60.0
 
@@ -34,19 +34,18 @@ def staged(staging: Place, key: str, budget: Budget) -> Iterator[Place]:
         lock.close()
 
 
-def sweep(staging: Place) -> int:
-    """Remove what dead builders of any key left; returns how many directories went. Never raises OSError."""
-    removed = 0
+def sweep(staging: Place) -> list[str]:
+    """Remove what dead builders and removers of any key left; returns the names that went. Never raises OSError."""
+    removed: list[str] = []
     with suppress(OSError):
-        for name in list_names(staging):
-            removed += _sweep_one(staging, name)
+        removed += [name for name in list_names(staging) if _sweep_one(staging, name)]
     return removed
 
 
 def _make(staging: Place, key: str, budget: Budget) -> tuple[LockHandle, str]:
     while True:
         name = f"{key}.{secrets.token_hex(8)}"
-        os.mkdir(name, 0o700, dir_fd=staging.fd)
+        files().mkdir(name, 0o700, dir_fd=staging.fd)
         try:
             lock = _open_locked(staging, name, budget)
         except BaseException:
@@ -83,23 +82,24 @@ def _lock(lock: LockHandle, path: Path, budget: Budget) -> None:
     )
 
 
-def _sweep_one(staging: Place, name: str) -> int:
+def _sweep_one(staging: Place, name: str) -> bool:
     with suppress(OSError), LockHandle(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=staging.fd) as lock:
         if lock.try_lock(exclusive=True) and _is_linked(staging, name, lock.fd):
-            _remove(staging, name)
-            return 1
-    return 0
+            remove_tree(staging, name)
+            return True
+    return False
 
 
 def _is_linked(parent: Place, name: str, fd: int) -> bool:
     """Whether ``name`` still is the directory open as ``fd``."""
     try:
-        found = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
+        found = files().stat(name, dir_fd=parent.fd)
     except FileNotFoundError:
         return False
-    mine = os.fstat(fd)
+    mine = files().fstat(fd)
     return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _remove(staging: Place, name: str) -> None:
-    shutil.rmtree(name, ignore_errors=True, dir_fd=staging.fd)
+    with suppress(OSError):
+        remove_tree(staging, name)

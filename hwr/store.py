@@ -4,20 +4,24 @@ import os
 from pathlib import Path
 
 from ..messages.budget import Budget
-from ..messages.config import Validation, WaitPolicy
+from ..messages.config import CapacityPolicy, Validation, WaitPolicy
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from . import upkeep
+from .account import is_key
 from .acquisition import Search, condemn_generation, lease_newest
+from .budget import PlainBudget
+from .capacity import Ledger, Usage
+from .catalog import set_pinned
 from .contract import BuildResult, Miss, Producer, Progress
 from .domain import Domain, Workshop, open_domain
 from .identity import artifact_key
-from .layout import lay_out
+from .layout import lay_out, reservation_bytes
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
 from .publication import publish
-from .staging import staged, sweep
-from .store_files import opened_directory, os_errors
+from .staging import staged
+from .store_files import make_directory, opened_directory, os_errors
 from .upkeep import StoredGeneration
 from .writer import ArtifactWriter
 
@@ -25,19 +29,20 @@ from .writer import ArtifactWriter
 class LocalStore:
     """Implements ``contract.Store`` on a local disk or tmpfs. Safe to use from any thread."""
 
-    def __init__(self, domain: Domain, wait: WaitPolicy) -> None:
+    def __init__(self, domain: Domain, wait: WaitPolicy, capacity: CapacityPolicy) -> None:
         self._domain = domain
         self._wait = wait
+        self._capacity = capacity
         self._closed = False
 
     @classmethod
-    def open(cls, root: Path, wait: WaitPolicy, budget: Budget) -> "LocalStore":
+    def open(cls, root: Path, wait: WaitPolicy, budget: Budget, capacity: CapacityPolicy | None = None) -> "LocalStore":
         """Open the store under an absolute ``root``, making it when it is missing.
 
         A root that this process may only read opens ``read_only``: hits are served without any write. Raises what
         ``domain.open_domain`` says.
         """
-        return cls(open_domain(root, wait, budget), wait)
+        return cls(open_domain(root, wait, budget), wait, capacity or CapacityPolicy())
 
     @property
     def domain_id(self) -> str:
@@ -96,12 +101,14 @@ class LocalStore:
             return BuildResult(found, built=False, joined=False)
         workshop = self._workshop()
         layout = lay_out(producer.plan)
+        ledger = self._ledger(workshop)
+        ledger.check_artifact(key, layout.size_bytes)
         with os_errors(Stage.PRODUCTION, f"build {key} in {self.root}"), self._build_lock(workshop, key, budget):
             found = self._lookup(search, budget)
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
-            sweep(workshop.staging)
             with staged(workshop.staging, key, budget) as place:
+                ledger.reserve(place, key, reservation_bytes(layout), budget)
                 manifest = ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
                 lease = publish(
                     self._domain.artifacts,
@@ -134,15 +141,47 @@ class LocalStore:
         self._check_open()
         return upkeep.list_stored(self._domain.artifacts)
 
-    def remove(self, key: str, generation: str) -> int:
-        """Remove one generation, condemned or not; returns the bytes that were freed.
+    def remove(self, key: str, generation: str, budget: Budget | None = None) -> int:
+        """Remove one generation, condemned or not, pinned or not; returns the bytes that were freed.
 
-        Raises HostWeightsError: lease_in_use (retryable), changing nothing, while any process leases it;
-        artifact_missing; read_only.
+        Atomic: after a crash the generation is whole or gone. Raises HostWeightsError: lease_in_use (retryable),
+        changing nothing, while any process leases it; artifact_missing; read_only; domain_busy (retryable).
         """
         self._check_open()
-        self._workshop()
-        return upkeep.remove(self._domain.artifacts, key, generation)
+        ledger = self._ledger(self._workshop())
+        return upkeep.remove(ledger, self._domain.artifacts, key, generation, budget or PlainBudget())
+
+    def collect(self, budget: Budget, max_store_bytes: int | None = None) -> int:
+        """Delete condemned generations, and others by last lease until all limits hold; returns the bytes freed.
+
+        ``max_store_bytes`` is a limit for this call, beside the store's own. Leased generations stay, and pinned ones
+        unless they are condemned. Raises HostWeightsError: read_only; domain_busy (retryable).
+        """
+        self._check_open()
+        ledger = self._ledger(self._workshop())
+        with os_errors(Stage.CAPACITY, f"collect in {self.root}"):
+            return ledger.collect(max_store_bytes, budget)
+
+    def usage(self, budget: Budget) -> Usage:
+        """What the store takes and what builders have reserved; raises HostWeightsError(read_only, domain_busy)."""
+        self._check_open()
+        ledger = self._ledger(self._workshop())
+        with os_errors(Stage.CAPACITY, f"read the account of {self.root}"):
+            return ledger.usage(budget)
+
+    def pin(self, key: str, *, pinned: bool = True) -> None:
+        """Keep a key's generations from collection, for every process, until it is unpinned; durable, idempotent.
+
+        A pin may come before the first publication. Raises HostWeightsError(read_only).
+        """
+        self._check_open()
+        workshop, artifacts = self._workshop(), self._domain.artifacts
+        if not is_key(key):
+            raise error(Stage.CAPACITY, Code.INVALID_CONFIG, f"{key!r} is no artifact key (64 hexadecimal digits)")
+        with os_errors(Stage.CAPACITY, f"pin {key} in {self.root}"):
+            make_directory(artifacts, key, workshop.directory_mode)
+            with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+                set_pinned(key_directory, pinned=pinned)
 
     def close(self) -> None:
         """Close the store's directories; leases live on. Idempotent."""
@@ -164,6 +203,9 @@ class LocalStore:
                 root=self.root,
             )
         return self._domain.workshop
+
+    def _ledger(self, workshop: Workshop) -> Ledger:
+        return Ledger(self._domain.artifacts, workshop, self._capacity, self._wait.domain_s)
 
     def _build_lock(self, workshop: Workshop, key: str, budget: Budget) -> LockHandle:
         path = workshop.locks.path / f"{key}.build.lock"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from .filesystem import files
 
 MAX_RECORD_BYTES: Final = 64 * 1024**2
 """A JSON record of the store is never longer; checked before any allocation."""
@@ -91,11 +92,11 @@ def describe_owner(path: Path) -> str:
 def opened_directory(path: Path, parent_fd: int | None = None) -> Iterator[Place]:
     """Open a directory (never through a symbolic link at its last part) for the block."""
     name: str | Path = path if parent_fd is None else path.name
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    fd = files().open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
         yield Place(fd, path)
     finally:
-        os.close(fd)
+        files().close(fd)
 
 
 def open_member(place: Place, name: str) -> int:
@@ -104,21 +105,21 @@ def open_member(place: Place, name: str) -> int:
     Raises Damage when the name is missing or no regular file, OSError when it cannot be opened now.
     """
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
+        fd = files().open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
     except OSError as failure:
         if failure.errno in _WRONG_KIND:
             raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is missing or no regular file") from failure
         failure.filename = str(place.path / name)
         raise
-    if stat.S_ISREG(os.fstat(fd).st_mode):
+    if stat.S_ISREG(files().fstat(fd).st_mode):
         return fd
-    os.close(fd)
+    files().close(fd)
     raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is no regular file")
 
 
 def read_record(fd: int, path: Path) -> bytes:
     """Read a whole JSON record; raises Damage when it is longer than any record may be."""
-    size = os.fstat(fd).st_size
+    size = files().fstat(fd).st_size
     if size > MAX_RECORD_BYTES:
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} has {size} bytes, records have at most {MAX_RECORD_BYTES}")
     return read_at(fd, 0, size)
@@ -128,7 +129,7 @@ def read_at(fd: int, offset: int, size: int) -> bytes:
     """Read exactly ``size`` bytes, fewer only at the end of the file."""
     parts: list[bytes] = []
     while size > 0:
-        part = os.pread(fd, min(size, 16 * 1024**2), offset)
+        part = files().pread(fd, min(size, 16 * 1024**2), offset)
         if not part:
             break
         parts.append(part)
@@ -140,32 +141,53 @@ def read_at(fd: int, offset: int, size: int) -> bytes:
 def write_at(fd: int, data: memoryview, offset: int) -> None:
     """Write all of ``data``; a short write goes on where it stopped."""
     while data:
-        written = os.pwrite(fd, data, offset)
+        written = files().pwrite(fd, data, offset)
         data = data[written:]
         offset += written
 
 
 def write_new_file(place: Place, name: str, data: bytes, mode: int) -> None:
     """Create a file that must not exist, write it and sync it; its name is durable after the directory was synced."""
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place.fd)
+    fd = files().open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place.fd)
     try:
         write_at(fd, memoryview(data), 0)
-        os.fchmod(fd, mode)
-        os.fsync(fd)
+        files().fchmod(fd, mode)
+        files().fsync(fd)
     finally:
-        os.close(fd)
+        files().close(fd)
 
 
 def list_names(place: Place) -> list[str]:
     """The names in an open directory, in no order."""
-    return os.listdir(place.fd)  # noqa: PTH208  # Path.iterdir cannot read an open directory
+    return files().listdir(place.fd)
+
+
+def remove_tree(parent: Place, name: str) -> None:
+    """Remove a directory and all it holds, never through a symbolic link; harmless if it is gone. Raises OSError."""
+    try:
+        with opened_directory(parent.path / name, parent.fd) as place:
+            files().fchmod(place.fd, 0o700)
+            for member in list_names(place):
+                _remove_member(place, member)
+        files().rmdir(name, dir_fd=parent.fd)
+    except FileNotFoundError:
+        return
+
+
+def _remove_member(place: Place, name: str) -> None:
+    try:
+        files().unlink(name, dir_fd=place.fd)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        remove_tree(place, name)
 
 
 def make_directory(parent: Place, name: str, mode: int) -> None:
     """Make a directory with exactly this mode, whatever the umask, and make its name durable; harmless if it exists."""
     try:
-        os.mkdir(name, mode, dir_fd=parent.fd)
+        files().mkdir(name, mode, dir_fd=parent.fd)
     except FileExistsError:
         return
-    os.chmod(name, mode, dir_fd=parent.fd)
-    os.fsync(parent.fd)
+    files().chmod(name, mode, dir_fd=parent.fd)
+    files().fsync(parent.fd)

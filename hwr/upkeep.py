@@ -1,27 +1,32 @@
 """Looking at a store's generations and removing them, never under a lease."""
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from . import catalog
+from .account import directory_bytes
+from .capacity import Ledger
+from .filesystem import files
 from .memory import processes_mapping
 from .store_files import Place, list_names, opened_directory, os_errors
-
-_OWNER_WRITABLE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class StoredGeneration:
-    """One generation on disk; ``size_bytes`` is what its files take, ``leased`` whether any process holds a lease."""
+    """One generation on disk; ``size_bytes`` is what its files take, ``leased`` whether any process holds a lease.
+
+    ``last_lease_s`` is the time of its last lease in seconds since the epoch, to the minute.
+    """
 
     key: str
     generation: str
     directory: Path
     size_bytes: int
     condemned: bool
+    pinned: bool
+    last_lease_s: float
     leased: bool
 
 
@@ -38,11 +43,8 @@ def list_stored(artifacts: Place) -> list[StoredGeneration]:
     return found
 
 
-def remove(artifacts: Place, key: str, generation: str) -> int:
-    """Remove one generation; returns the bytes that were freed.
-
-    The marker goes first, so after a crash the rest is no generation any more, and removing it again goes on. A
-    condemnation marker stays: its number is not used again.
+def remove(ledger: Ledger, artifacts: Place, key: str, generation: str, budget: Budget) -> int:
+    """Remove one generation; returns the bytes that were freed. A condemnation marker stays.
 
     Raises HostWeightsError: lease_in_use, changing nothing, while any process leases it, with the processes that map
     it; artifact_missing when there is nothing to remove.
@@ -50,15 +52,14 @@ def remove(artifacts: Place, key: str, generation: str) -> int:
     directory = artifacts.path / key / generation
     with os_errors(Stage.LIFECYCLE, f"remove {directory}"):
         try:
-            with (
-                opened_directory(directory.parent, artifacts.fd) as key_directory,
-                opened_directory(directory, key_directory.fd) as place,
-            ):
-                return _remove(key_directory, place)
-        except FileNotFoundError:
+            freed_bytes = ledger.remove(key, generation, budget)
+        except (FileNotFoundError, NotADirectoryError):
             raise error(
                 Stage.LIFECYCLE, Code.ARTIFACT_MISSING, f"there is no generation {directory}; list them first"
             ) from None
+    if freed_bytes is None:
+        raise _in_use(directory)
+    return freed_bytes
 
 
 def _list_key(key_directory: Place) -> list[StoredGeneration]:
@@ -74,39 +75,16 @@ def _list_key(key_directory: Place) -> list[StoredGeneration]:
                         key=key_directory.path.name,
                         generation=name.name,
                         directory=place.path,
-                        size_bytes=_size_bytes(place),
+                        size_bytes=directory_bytes(place),
                         condemned=name.condemned,
+                        pinned=catalog.is_pinned(key_directory),
+                        last_lease_s=files().fstat(lock.fd).st_mtime,
                         leased=not lock.try_lock(exclusive=True),
                     )
                 )
         except (FileNotFoundError, NotADirectoryError):
             continue
     return found
-
-
-def _remove(key_directory: Place, place: Place) -> int:
-    size_bytes = _size_bytes(place)
-    try:
-        lock = catalog.open_ready(place)
-    except FileNotFoundError:
-        lock = None
-    try:
-        if lock is not None and not lock.try_lock(exclusive=True):
-            raise _in_use(place.path)
-        os.fchmod(place.fd, _OWNER_WRITABLE)
-        if lock is not None:
-            os.unlink(catalog.READY_NAME, dir_fd=place.fd)
-            os.fsync(place.fd)
-        shutil.rmtree(place.path.name, dir_fd=key_directory.fd)
-        os.fsync(key_directory.fd)
-    finally:
-        if lock is not None:
-            lock.close()
-    return size_bytes
-
-
-def _size_bytes(place: Place) -> int:
-    return sum(os.stat(name, dir_fd=place.fd, follow_symlinks=False).st_blocks * 512 for name in list_names(place))
 
 
 def _in_use(directory: Path) -> HostWeightsError:

@@ -1,6 +1,5 @@
 """Deciding whether a generation on disk is what was published, without reading its payload."""
 
-import os
 import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import FileEntry, Manifest, ReadyMarker
 from .catalog import MANIFEST_NAME, READY_NAME
+from .filesystem import files
 from .json_records import decode_record
 from .layout import tensor_size_bytes
 from .store_files import Damage, Place, open_member, read_at, read_record
@@ -57,7 +57,7 @@ def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactId
 def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     """Read the marker that makes a generation exist; raises Damage, NewerSchema or OSError."""
     path = place.path / READY_NAME
-    if not stat.S_ISREG(os.fstat(ready_fd).st_mode):
+    if not stat.S_ISREG(files().fstat(ready_fd).st_mode):
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no regular file")
     ready = decode_record(read_record(ready_fd, path), ReadyMarker, path)
     if ready.key != key or ready.generation != place.path.name:
@@ -71,7 +71,7 @@ def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
     try:
         data = read_record(fd, path)
     finally:
-        os.close(fd)
+        files().close(fd)
     if len(data) != ready.manifest_size_bytes or blake3(data).hexdigest() != ready.manifest_digest:
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} differs from the digest in {READY_NAME}")
     return decode_record(data, Manifest, path)
@@ -126,8 +126,8 @@ def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
     with ExitStack() as undo:
         for file in manifest.files:
             fd = fds[file.name] = open_member(place, file.name)
-            undo.callback(os.close, fd)
-            check_size(file, os.fstat(fd).st_size, place.path)
+            undo.callback(files().close, fd)
+            check_size(file, files().fstat(fd).st_size, place.path)
             header = read_at(fd, 0, min(file.data_offset, _MAX_HEADER_REGION_BYTES))
             check_header(file, header, pieces[file.name], str(place.path / file.name))
         undo.pop_all()

@@ -4,7 +4,6 @@ The record names the publication, the boot and each payload file as it was (inod
 difference makes it void; so does a reboot, since the bytes then come from the disk again.
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -12,11 +11,11 @@ from typing import Final
 from ..messages.base import Count, Id, Record
 from ..messages.manifest import MANIFEST_SCHEMA, ReadyMarker
 from ..messages.plan import FileStamp
+from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
 from .store_files import Damage, Place, open_member, read_record, write_new_file
 
 _SUFFIX: Final = ".verified.json"
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class VerifiedRecord(Record, frozen=True, kw_only=True):
@@ -32,7 +31,7 @@ def describe(fds: dict[str, int], ready: ReadyMarker) -> VerifiedRecord:
     """The record that is true if the open files are verified now. Take it before reading them."""
     return VerifiedRecord(
         publication_id=ready.publication_id,
-        boot_id=_boot_id(),
+        boot_id=files().boot_id(),
         files=tuple(_stamp(name, fd) for name, fd in fds.items()),
     )
 
@@ -49,7 +48,7 @@ def is_remembered(key_directory: Place, generation: str, record: VerifiedRecord)
     except (Damage, NewerSchema, OSError):
         return False
     finally:
-        os.close(fd)
+        files().close(fd)
 
 
 def remember(key_directory: Place, generation: str, record: VerifiedRecord) -> None:
@@ -57,21 +56,13 @@ def remember(key_directory: Place, generation: str, record: VerifiedRecord) -> N
     with suppress(OSError):
         name = generation + _SUFFIX
         with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=key_directory.fd)
+            files().unlink(name, dir_fd=key_directory.fd)
         write_new_file(key_directory, name, encode_record(record), 0o444)
-
-
-def _boot_id() -> str:
-    """Which boot this is; where the kernel does not tell, an id that no record can hold."""
-    try:
-        return _BOOT_ID.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 def _stamp(name: str, fd: int) -> FileStamp:
     """Named within its generation: the root's path may be one that JSON cannot hold."""
-    found = os.fstat(fd)
+    found = files().fstat(fd)
     return FileStamp(
         path=name,
         size_bytes=found.st_size,

@@ -14,9 +14,10 @@ from ..messages.manifest import AliasEntry, BlockEntry, FileEntry, Manifest, Pad
 from .contract import Progress, TensorSpec
 from .digests import PadDigest, TensorDigest, content_digest, file_digest
 from .dtypes import contiguous_stride, torch_dtype
+from .filesystem import files
 from .identity import artifact_key
 from .layout import FileLayout, Layout, Piece
-from .native import address_view, start_writeback
+from .native import address_view
 from .store_files import Place, os_errors, write_at
 
 CHUNK_BYTES: Final = 16 * 1024**2
@@ -56,12 +57,12 @@ class ArtifactWriter:
 
     def _reserve(self, file: FileLayout, stack: ExitStack) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(file.name, flags, 0o600, dir_fd=self._place.fd)
-        stack.callback(os.close, fd)
+        fd = files().open(file.name, flags, 0o600, dir_fd=self._place.fd)
+        stack.callback(files().close, fd)
         try:
-            os.posix_fallocate(fd, 0, file.size_bytes)
+            files().posix_fallocate(fd, 0, file.size_bytes)
         except OSError as failure:
-            free = os.fstatvfs(fd)
+            free = files().fstatvfs(fd)
             failure.filename = str(self._place.path / file.name)
             failure.strerror = (
                 f"{failure.strerror}: the artifact takes {self._layout.size_bytes} bytes in "
@@ -91,13 +92,13 @@ class ArtifactWriter:
                 write_at(fd, chunk, offset)
                 end = offset + chunk.nbytes
                 if end - flushed >= CHUNK_BYTES:
-                    start_writeback(fd, flushed, end - flushed)
+                    files().start_writeback(fd, flushed, end - flushed)
                     flushed = end
                 report.add(chunk.nbytes)
             digests[piece.name] = hashes.finish()
         report.check()
-        os.fchmod(fd, FILE_MODE)
-        os.fsync(fd)
+        files().fchmod(fd, FILE_MODE)
+        files().fsync(fd)
 
     def _manifest(self, digests: dict[str, str]) -> Manifest:
         layout = self._layout

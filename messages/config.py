@@ -36,6 +36,21 @@ class WaitPolicy(Record, frozen=True, kw_only=True):
     build_s: Annotated[float, Meta(gt=0.0)] = 600.0
 
 
+class CapacityPolicy(Record, frozen=True, kw_only=True):
+    """How much disk the store may take; None is no limit. A limit may change at any time, also below what is stored.
+
+    ``max_artifact_bytes`` bounds one artifact's payload files, ``max_store_bytes`` all generations and reservations
+    together. ``min_free_bytes`` stay free on the file system. ``max_condemned_bytes`` bounds what is kept of condemned
+    generations that nobody leases. A build that needs room collects what nobody leases and no pin keeps: condemned
+    generations first, then those whose last lease is longest ago.
+    """
+
+    max_artifact_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_store_bytes: Annotated[int, Meta(ge=1)] | None = None
+    min_free_bytes: Annotated[int, Meta(ge=0)] = 0
+    max_condemned_bytes: Annotated[int, Meta(ge=0)] | None = None
+
+
 class ProductionPolicy(Record, frozen=True, kw_only=True):
     """When artifacts are made.
 
@@ -63,5 +78,6 @@ class Config(Record, frozen=True, kw_only=True):
     mode: Mode = Mode.PREFERRED
     validation: Validation = Validation.METADATA
     wait: WaitPolicy = WaitPolicy()
+    capacity: CapacityPolicy = CapacityPolicy()
     production: ProductionPolicy = ProductionPolicy()
     runtime: RuntimePolicy = RuntimePolicy()

@@ -52,6 +52,7 @@ class Code(StrEnum):
     READ_ONLY = "read_only"
 
     BUILD_BUSY = "build_busy"
+    CAPACITY_EXCEEDED = "capacity_exceeded"
     IO_ERROR = "io_error"
     NO_SPACE = "no_space"
 

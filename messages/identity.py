@@ -5,6 +5,9 @@ made by ``hwr.identity``.
 """
 
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from .base import Count, Digest, Name, Record
 
@@ -39,12 +42,22 @@ class RepresentationIdentity(Record, frozen=True, kw_only=True):
     dtype: Name
 
 
-class LayoutIdentity(Record, frozen=True, kw_only=True):
-    """How tensors are laid out; a parallel coordinate stands here only when it changes bytes."""
+class LayoutIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How tensors are laid out; a parallel coordinate stands here only when it changes bytes.
+
+    Made from a worker's place by ``hwr.parallel.layout_identity``. A sequence-parallel rank never changes bytes, so
+    there is none; ``sp_backend`` is empty while ``sp_size`` is 1.
+    """
 
     name: Name
     tp_size: Count = 1
     tp_rank: Count = 0
+    sp_size: Count = 1
+    sp_backend: Annotated[str, Meta(max_length=1024)] = ""
+    pp_size: Count = 1
+    pp_stage: Count = 0
+    ep_size: Count = 1
+    ep_rank: Count = 0
 
 
 class AdaptationIdentity(Record, frozen=True, kw_only=True):

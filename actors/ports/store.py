@@ -108,7 +108,8 @@ class LocalStorePort:
                 self._displaced.append(self._store)
                 self._store = None
             if self._store is None:
-                self._store = LocalStore.open(Path(self._config.root), self._config.wait, budget)
+                config = self._config
+                self._store = LocalStore.open(Path(config.root), config.wait, budget, config.capacity)
             return self._store
 
     def _enter(self, lease: Lease) -> LeaseInfo:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hostweights.hwr import acquisition, catalog, verified
+from hostweights.hwr import acquisition, catalog, filesystem
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.identity import artifact_key
 from hostweights.hwr.lease import ArtifactLease
@@ -115,7 +115,7 @@ def test_A7_without_a_boot_id_every_full_check_is_made(
     store: LocalStore, verifications: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     published(store)
-    monkeypatch.setattr(verified, "_BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr(filesystem, "_BOOT_ID", tmp_path / "missing")
     for _ in range(2):
         hit(store, Validation.FULL).close()
     assert len(verifications) == 2
@@ -164,7 +164,7 @@ def test_A7_a_full_check_is_made_once_per_boot_and_again_when_a_file_was_touched
     assert len(verifications) == 2
     boot = tmp_path / "boot_id"
     boot.write_text("another")
-    monkeypatch.setattr(verified, "_BOOT_ID", boot)
+    monkeypatch.setattr(filesystem, "_BOOT_ID", boot)
     for _ in range(2):
         hit(store, Validation.FULL).close()
     assert len(verifications) == 3

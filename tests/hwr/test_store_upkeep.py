@@ -1,12 +1,13 @@
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from child_kit import Child, run_child
+from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.memory import processes_mapping
+from hostweights.hwr.removal import Victim
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store, published
@@ -84,13 +85,14 @@ def test_T26_a_removal_that_was_interrupted_goes_on(store: LocalStore, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", crash)
+        patch.setattr(Victim, "delete", crash)
         with pytest.raises(KeyboardInterrupt):
             store.remove(lease.manifest.key, lease.generation)
     assert miss(store).condemned == 0
-    assert lease.directory.exists()
-    store.remove(lease.manifest.key, lease.generation)
     assert not lease.directory.exists()
+    assert len(names_under(store.root / "staging")) > 1
+    assert store.usage(PlainBudget()).held_bytes == 0
+    assert names_under(store.root / "staging") == set()
     with pytest.raises(HostWeightsError) as caught:
         store.remove(lease.manifest.key, lease.generation)
     assert caught.value.code is Code.ARTIFACT_MISSING

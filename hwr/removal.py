@@ -1,0 +1,91 @@
+"""Taking a generation away: one rename out of its key's directory, under every lock there is, then deletion.
+
+After the rename the generation does not exist any more; what is left lies in the staging directory under a kernel lock,
+where whoever finds it unlocked deletes it.
+"""
+
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from . import catalog
+from .filesystem import files
+from .locks import LockHandle
+from .store_files import Place, opened_directory, remove_tree
+
+_OWNER_WRITABLE = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A generation that nobody leases and, while this object is open, nobody can: both its locks are held."""
+
+    key: str
+    generation: str
+    trash: str
+    _directory: LockHandle
+    _marker: LockHandle | None
+
+    @classmethod
+    def lock(cls, artifacts: Place, key: str, generation: str) -> Self | None:
+        """Lock a generation for removal without waiting; None while anybody uses it.
+
+        Raises FileNotFoundError (or NotADirectoryError) when there is no such generation.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+            directory = LockHandle(generation, flags, dir_fd=key_directory.fd)
+            try:
+                place = Place(directory.fd, key_directory.path / generation)
+                marker = _locked_marker(place) if directory.try_lock(exclusive=True) else _BUSY
+            except BaseException:
+                directory.close()
+                raise
+        if isinstance(marker, _Busy):
+            directory.close()
+            return None
+        return cls(key, generation, f"{key}.{secrets.token_hex(8)}", directory, marker)
+
+    def move(self, artifacts: Place, staging: Place) -> None:
+        """Rename the generation into the staging directory, durably; from now on it does not exist. Raises OSError."""
+        files().fchmod(self._directory.fd, _OWNER_WRITABLE)  # moving a directory needs write permission on it
+        with opened_directory(artifacts.path / self.key, artifacts.fd) as key_directory:
+            files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
+            files().fsync(key_directory.fd)
+            files().fsync(staging.fd)
+
+    def delete(self, staging: Place) -> None:
+        """Delete what was moved; what cannot be deleted now is left to the next sweep."""
+        with suppress(OSError):
+            remove_tree(staging, self.trash)
+
+    def close(self) -> None:
+        """Let go of the locks. Idempotent."""
+        if self._marker is not None:
+            self._marker.close()
+        self._directory.close()
+
+
+class _Busy:
+    """Somebody else holds the lock."""
+
+
+_BUSY = _Busy()
+
+
+def _locked_marker(place: Place) -> "LockHandle | _Busy | None":
+    """The marker, locked; None where a generation has none."""
+    try:
+        marker = catalog.open_ready(place)
+    except FileNotFoundError:
+        return None
+    try:
+        if marker.try_lock(exclusive=True):
+            return marker
+    except BaseException:
+        marker.close()
+        raise
+    marker.close()
+    return _BUSY
