@@ -26,6 +26,8 @@ class DeadlineWheel:
         self._compact_at = _COMPACT_AT
         self._timer: asyncio.TimerHandle | None = None
         self._armed_tick = 0
+        self._last_tick = -1
+        self._last_bucket: set[Delivery] = set()
 
     def add(self, delivery: Delivery, deadline_s: float, now_s: float) -> None:
         """Watch a delivery until ``remove``."""
@@ -33,9 +35,11 @@ class DeadlineWheel:
             delivery.entry = self._loop.call_at(deadline_s, self._exact, delivery)
             return
         tick = int(deadline_s * _TICKS_PER_S) + 1
-        bucket = self._buckets.get(tick)
-        if bucket is None:
-            bucket = self._open(tick)
+        if tick != self._last_tick:  # most deadlines of one moment share a bucket
+            bucket = self._buckets.get(tick)
+            self._last_bucket = self._open(tick) if bucket is None else bucket
+            self._last_tick = tick
+        bucket = self._last_bucket
         bucket.add(delivery)
         delivery.entry = bucket
 
@@ -52,6 +56,7 @@ class DeadlineWheel:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._forget_last()
         self._buckets.clear()
         self._ticks.clear()
 
@@ -65,7 +70,12 @@ class DeadlineWheel:
             self._arm(tick)
         return bucket
 
+    def _forget_last(self) -> None:
+        """Before a bucket that may be the remembered one is dropped."""
+        self._last_tick = -1
+
     def _compact(self) -> None:
+        self._forget_last()
         self._buckets = {tick: bucket for tick, bucket in self._buckets.items() if bucket}
         self._ticks = sorted(self._buckets)
         self._compact_at = max(_COMPACT_AT, 2 * len(self._ticks))
@@ -82,6 +92,7 @@ class DeadlineWheel:
 
     def _turn(self) -> None:
         self._timer = None
+        self._forget_last()
         due = max(self._armed_tick, int(self._loop.time() * _TICKS_PER_S))
         ticks = self._ticks
         while ticks and (ticks[0] <= due or not self._buckets[ticks[0]]):

@@ -17,7 +17,7 @@ from .errors import HandlerFailed
 from .hub import refused
 
 if TYPE_CHECKING:
-    from .cell import Cell
+    from .serving import Serving
 
 T = TypeVar("T")
 
@@ -28,10 +28,11 @@ class Handling(msgspec.Struct, eq=False):
     A Struct for its constructor in C; it is never encoded.
     """
 
-    cell: "Cell"
+    cell: "Serving"
     id: int
     task: "asyncio.Task[None]"
     serial: bool
+    start_s: float = 0.0
     deadline_s: float | None = None
     chain: tuple[str, ...] = ()
     sequence: int = 0

@@ -17,6 +17,7 @@ from .latch import Latch
 
 if TYPE_CHECKING:
     from .cell import Cell
+    from .intake import Intake
 
 
 class Hub:
@@ -90,7 +91,7 @@ class Hub:
         sender: str | None = None,
         cause: int | None = None,
         chain: tuple[str, ...] = (),
-        asker: "Cell | None" = None,
+        asker: "Intake | None" = None,
     ) -> Message:
         """Send and wait for the end; ``asker`` is the actor whose one-at-a-time handler waits, if that is so."""
         if self.closing and sender is None:
@@ -139,7 +140,7 @@ def expire(delivery: Delivery) -> None:
     delivery.cell.withdraw(delivery, Reason.DEADLINE)
 
 
-def _refuse_deadlock(asker: "Cell", target: "Cell", message: Message) -> None:
+def _refuse_deadlock(asker: "Intake", target: "Intake", message: Message) -> None:
     """Follow who waits for whom from the target; raise AskCycle when that ends at the asker.
 
     Two handlers that ask each other's actors wait for ever although neither chain holds a name twice.

@@ -1,7 +1,6 @@
 """The front of an actor: accepting, refusing and withdrawing messages. What happens after that is the cell's."""
 
 import asyncio
-from typing import TYPE_CHECKING, cast
 
 from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
@@ -12,9 +11,6 @@ from .delivery import DONE, QUEUED, RUNNING, Delivery, Reason
 from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded
 from .hub import Hub, refused
 from .mailbox import Mailbox
-
-if TYPE_CHECKING:
-    from .cell import Cell
 
 _DEAD_REASONS = {
     Reason.CALLER: DeadReason.WITHDRAWN,
@@ -60,7 +56,7 @@ class Intake:
         now_s = hub.clock()
         hub.last_id = identity = hub.last_id + 1
         delivery = Delivery(
-            cast("Cell", self),
+            self,
             identity,
             message,
             service,
@@ -114,8 +110,8 @@ class Intake:
         message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
         if message is None or self.refusing is not None:
             return
-        cell, service, now_s = cast("Cell", self), self.services[type(message)], self.hub.clock()
-        self.mailbox.put(Delivery(cell, self.hub.next_id(), message, service, None, self.name, None, (), now_s))
+        service, now_s = self.services[type(message)], self.hub.clock()
+        self.mailbox.put(Delivery(self, self.hub.next_id(), message, service, None, self.name, None, (), now_s))
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""

@@ -1,15 +1,15 @@
 """``ActorSystem``: actors, asks and tells from outside them, and an orderly end."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ...messages.base import Message
-from ...messages.budget import Budget
 from ...messages.failure import Code, Failure, HostWeightsError
+from ...messages.journal import JournalPolicy
 from .blocking import CallBudget, WorkerPool, run_blocking
 from .cell import Cell
 from .contract import ActorSpec
@@ -33,8 +33,8 @@ class ActorSystem:
     When an actor's crash ended the system, leaving the block raises that failure, unless the block raised itself.
     """
 
-    def __init__(self, journal: Path | None = None, shutdown_s: float = 30.0) -> None:
-        self._journal_path = journal
+    def __init__(self, journal: Path | JournalPolicy | None = None, shutdown_s: float = 30.0) -> None:
+        self._journal_policy = JournalPolicy(path=str(journal)) if isinstance(journal, Path) else journal
         self._shutdown_s = shutdown_s
         self._closed = Latch()
         self._finishing = False
@@ -46,10 +46,10 @@ class ActorSystem:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._journal_pool = WorkerPool("journal", 1, loop)
-        if self._journal_path is not None:
-            self._journal = Journal(self._journal_path, loop, _package_version())
+        if self._journal_policy is not None:
+            self._journal = Journal(self._journal_policy, loop, _package_version())
             try:
-                await self._off_loop(self._journal, "open")
+                await self._off_loop(self._journal.open)
             except BaseException:
                 await self._journal_pool.close()
                 raise
@@ -143,6 +143,16 @@ class ActorSystem:
         finally:
             await self._finish()
 
+    async def flush_journal(self) -> None:
+        """Return when everything recorded so far is in the journal's file; a killed process loses none of it."""
+        if self._journal is not None and not self._finishing:
+            self._journal.hand_over()
+            await self._off_loop(self._journal.flush)
+
+    def recent_journal(self) -> bytes:
+        """The newest records, from the ring in memory, as the bytes of a journal file; none without a ring."""
+        return b"" if self._journal is None else self._journal.recent()
+
     def stats(self) -> SystemStats:
         """A snapshot."""
         hub = self._hub
@@ -164,17 +174,14 @@ class ActorSystem:
         self._hub.events.close()
         try:
             if self._journal is not None:
-                self._journal.disarm()
-                await self._off_loop(self._journal, "close")
+                self._journal.hand_over()
+                await self._off_loop(self._journal.close)
         finally:
             await self._journal_pool.close()
             self._closed.open()
 
-    async def _off_loop(self, journal: Journal, step: str) -> None:
-        def call(_: Budget) -> None:
-            journal.open() if step == "open" else journal.close()
-
-        await run_blocking(self._journal_pool, CallBudget(None), call, None)
+    async def _off_loop(self, step: Callable[[], None]) -> None:
+        await run_blocking(self._journal_pool, CallBudget(None), lambda _: step(), None)
 
     def _refuse_from_inside(self) -> None:
         task = asyncio.current_task()
