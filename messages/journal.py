@@ -147,6 +147,14 @@ class Told(Message, frozen=True, kw_only=True, array_like=True, tag="journal.tol
     failure: Failure | None = None
 
 
+class Watched(Message, frozen=True, kw_only=True, array_like=True, tag="journal.watched"):
+    """A handler began to watch an actor."""
+
+    actor: ActorName
+    handling: Count
+    recipient: ActorName
+
+
 class Emitted(Message, frozen=True, kw_only=True, array_like=True, tag="journal.emitted"):
     """A handler published an event to whoever listens."""
 
@@ -218,6 +226,7 @@ JournalEntry = (
     | Performed
     | Answered
     | Told
+    | Watched
     | Emitted
     | Critical
     | Cancelled

@@ -1,6 +1,6 @@
 """The actor runtime: mailboxes, deadlines, cancellation, supervision, journal, replay. Imports messages only."""
 
-from .contract import Actor, ActorSpec, Context, RestartPolicy
+from .contract import Actor, ActorSpec, Context, RestartPolicy, Strategy, Terminated
 from .errors import (
     ActorStopped,
     AskCycle,
@@ -33,8 +33,10 @@ __all__ = [
     "Overloaded",
     "ReplayResult",
     "RestartPolicy",
+    "Strategy",
     "Subscription",
     "SystemStats",
+    "Terminated",
     "from_failure",
     "replay",
 ]

@@ -45,6 +45,7 @@ class Cell(Serving):
         """Accept nothing more and end when what is queued has been handled."""
         self.stopping = self._draining = True
         self.refusing = self.refusing or "the actor is stopping"
+        self.mailbox.grant(everyone=True)
         self.mailbox.nudge()
 
     def resume(self) -> None:
@@ -96,6 +97,7 @@ class Cell(Serving):
             await self._start(hook_id)
             await self._end_children()
             await self._clean_up()
+            hub.watches.forget(self)
         if hub.journal is not None:
             failure = None if self._crash is None else as_failed(self.name, "a handler", self._crash).failure
             hub.journal.stopped(self.name, self.incarnation, failure)
@@ -155,6 +157,7 @@ class Cell(Serving):
                 self._foreign_cancel()
             else:
                 break
+        self.hub.watches.ended(self)
         self.settled.open()
         self.down.open()
         self.ended.open()
@@ -164,6 +167,7 @@ class Cell(Serving):
         self.stopping = True
         self.refusing = self.refusing or "the actor's task was cancelled"
         self.refuse_queued()
+        self.hub.watches.ended(self)
         for latch in (self.settled, self.down, self.ended):
             latch.open()
         if not task.cancelled() and (bug := task.exception()) is not None:

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from ...messages.journal import DeadReason
+from .contract import Terminated
 from .deadletters import DeadLetters
 from .deadlines import DeadlineWheel
 from .delivery import DONE, Delivery, Reason
-from .errors import ActorStopped, AskCycle
+from .errors import ActorStopped, AskCycle, DeadlineExceeded
 from .events import Events
 from .journal import Journal
 from .latch import Latch
+from .watching import Watches
 
 if TYPE_CHECKING:
     from .cell import Cell
     from .intake import Intake
+    from .serving import Serving
 
 
 class Hub:
@@ -33,6 +36,7 @@ class Hub:
         self.wheel = DeadlineWheel(loop, expire)
         self.events = Events()
         self.dead_letters = DeadLetters(journal)
+        self.watches = Watches()
         self.crashes: list[tuple[Cell, int, Exception]] = []
         """Crashed cells with the incarnation that did, oldest first; the supervisor's to work off."""
         self.failure: Failure | None = None
@@ -77,6 +81,36 @@ class Hub:
             cell.post(message, None, None, None, sender, cause, ())
         except ActorStopped:
             return
+
+    async def offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
+        """Send when there is room, waiting for it until the timeout."""
+        deadline_s = None if timeout_s is None else self.clock() + timeout_s
+        first = False
+        while True:
+            if self.closing:
+                raise self._closed(recipient, message)
+            cell = self.cells.get(recipient)
+            if cell is None:
+                raise self._nobody(recipient, message)
+            if cell.mailbox.has_room(first=first) or cell.refusing is not None or cell.spec.drop_oldest:
+                cell.post(message, None, None, None, None, None, ())
+                return
+            if deadline_s is not None and self.clock() >= deadline_s:
+                self.dead_letters.add(recipient, 0, DeadReason.DEADLINE)
+                raise DeadlineExceeded.of(recipient, type(message).__name__, "queued")
+            await cell.mailbox.room(deadline_s, first=first)
+            first = True
+
+    def watch(self, watcher: "Serving", name: str) -> None:
+        """Tell ``watcher`` when the actor of that name has ended, or that there is none."""
+        if Terminated not in watcher.services:
+            text = f"actor {watcher.name!r} does not accept Terminated, so it cannot watch {name!r}; add it to accepts"
+            raise refused(Code.UNSUPPORTED, text)
+        cell = self.cells.get(name)
+        if cell is None or cell.ended.opened:
+            watcher.push(Terminated(actor=name), None)
+        else:
+            self.watches.add(watcher, cell)
 
     def _closed(self, recipient: str, message: Message) -> ActorStopped:
         self.dead_letters.add(recipient, 0, DeadReason.ACTOR_STOPPED)

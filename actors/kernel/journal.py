@@ -31,6 +31,7 @@ from ...messages.journal import (
     Stopped,
     Stopping,
     Told,
+    Watched,
 )
 from .delivery import Delivery
 from .journal_file import RECORD_LIMIT_BYTES, FileWriter, frame, frame_of
@@ -155,6 +156,10 @@ class Journal:
     def told(self, actor: str, handling: int, recipient: str, message: Message, failure: Failure | None) -> None:
         """A handler told."""
         self._record(Told(actor=actor, handling=handling, recipient=recipient, body=_raw(message), failure=failure))
+
+    def watched(self, actor: str, handling: int, recipient: str) -> None:
+        """A handler began to watch an actor."""
+        self._record(Watched(actor=actor, handling=handling, recipient=recipient))
 
     def emitted(self, actor: str, handling: int, event: Message) -> None:
         """A handler published an event."""

@@ -14,13 +14,14 @@ class Mailbox:
     Items are taken after the wake-up, never handed over by it, so a cancel between the two loses nothing.
     """
 
-    __slots__ = ("_items", "_loop", "_nudged", "_waiter", "backlog_s", "length", "limit")
+    __slots__ = ("_items", "_loop", "_nudged", "_offers", "_waiter", "backlog_s", "length", "limit")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop = loop
         self._items: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._nudged = False
+        self._offers: deque[asyncio.Future[None]] = deque()
         self.limit = limit
         self.length = 0
         self.backlog_s = 0.0
@@ -54,6 +55,8 @@ class Mailbox:
                 delivery.state = TAKEN
                 self.length = length = self.length - 1
                 self.backlog_s = self.backlog_s - delivery.expected_s if length else 0.0
+                if self._offers:
+                    self.grant()
                 return delivery
         return None
 
@@ -71,6 +74,46 @@ class Mailbox:
         self._forget(delivery)
         if len(self._items) > _COMPACT_AT + 2 * self.length:
             self._items = deque(item for item in self._items if item.state == QUEUED)
+
+    def has_room(self, *, first: bool) -> bool:
+        """Whether a sender that waits for room may send now: also those who came before it have been let through."""
+        return self.length < self.limit and (first or not self._offers)
+
+    async def room(self, deadline_s: float | None, *, first: bool) -> None:
+        """Wait until there may be room, or the deadline has passed, or ``grant`` says that there will be none.
+
+        Waiters are let through in their order; one that must wait again stays ``first``.
+        """
+        offer: asyncio.Future[None] = self._loop.create_future()
+        if first:
+            self._offers.appendleft(offer)
+        else:
+            self._offers.append(offer)
+        timer = None if deadline_s is None else self._loop.call_at(deadline_s, _let_through, offer)
+        try:
+            await offer
+        except asyncio.CancelledError:
+            if not offer.cancelled():
+                self.grant()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if offer in self._offers:
+                self._offers.remove(offer)
+
+    def grant(self, *, everyone: bool = False) -> None:
+        """Let the first who waits for room look again, or everyone because there will be none."""
+        while self._offers:
+            offer = self._offers.popleft()
+            if not offer.done():
+                offer.set_result(None)
+                if not everyone:
+                    return
+
+    def oldest_tell(self) -> Delivery | None:
+        """The oldest queued message that nobody waits for."""
+        return next((item for item in self._items if item.state == QUEUED and item.future is None), None)
 
     def oldest(self) -> Delivery | None:
         """What ``take`` would give, left where it is."""
@@ -92,3 +135,10 @@ class Mailbox:
     def _forget(self, delivery: Delivery) -> None:
         self.length -= 1
         self.backlog_s = self.backlog_s - delivery.expected_s if self.length else 0.0
+        if self._offers:
+            self.grant()
+
+
+def _let_through(offer: "asyncio.Future[None]") -> None:
+    if not offer.done():
+        offer.set_result(None)

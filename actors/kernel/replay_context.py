@@ -25,6 +25,7 @@ from ...messages.journal import (
     JournalRecord,
     Performed,
     Told,
+    Watched,
 )
 from .errors import HandlerFailed, from_failure
 from .handling import ask_in_critical, blocking_outside_effect
@@ -32,7 +33,7 @@ from .handling import ask_in_critical, blocking_outside_effect
 T = TypeVar("T")
 """Result of blocking work."""
 
-Output = Asked | Critical | Drawn | Emitted | Finished | Performed | Told
+Output = Asked | Critical | Drawn | Emitted | Finished | Performed | Told | Watched
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -235,6 +236,13 @@ class ReplayContext:
         self._run.check(position, record.body, message, record)
         if record.failure is not None:
             raise from_failure(record.failure)
+
+    def watch(self, actor: str) -> None:
+        """Compare the watch."""
+        got = {"watched": actor}
+        position, record = self._run.output(Watched, got)
+        if record.recipient != actor:
+            self._run.diverge(position, record, got)
 
     def emit(self, event: Message) -> None:
         """Compare the event."""

@@ -12,7 +12,7 @@ from ...messages.failure import Code, Failure, HostWeightsError
 from ...messages.journal import JournalPolicy
 from .blocking import CallBudget, WorkerPool, run_blocking
 from .cell import Cell
-from .contract import ActorSpec
+from .contract import ActorSpec, Strategy
 from .errors import ActorStopped, HandlerFailed, from_failure
 from .events import Subscription
 from .hub import Hub, refused
@@ -33,9 +33,15 @@ class ActorSystem:
     When an actor's crash ended the system, leaving the block raises that failure, unless the block raised itself.
     """
 
-    def __init__(self, journal: Path | JournalPolicy | None = None, shutdown_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        journal: Path | JournalPolicy | None = None,
+        shutdown_s: float = 30.0,
+        strategy: Strategy = Strategy.REST_FOR_ONE,
+    ) -> None:
         self._journal_policy = JournalPolicy(path=str(journal)) if isinstance(journal, Path) else journal
         self._shutdown_s = shutdown_s
+        self._strategy = strategy
         self._closed = Latch()
         self._finishing = False
         self._hub: Hub
@@ -54,7 +60,7 @@ class ActorSystem:
                 await self._journal_pool.close()
                 raise
         self._hub = Hub(loop, self._journal)
-        self._supervisor = Supervisor(self._hub, self._shutdown_s)
+        self._supervisor = Supervisor(self._hub, self._shutdown_s, self._strategy)
         self._supervisor.launch()
         return self
 
@@ -106,6 +112,14 @@ class ActorSystem:
     def tell(self, name: str, message: Message) -> None:
         """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
         self._hub.tell(name, message, None, None)
+
+    def offer(self, name: str, message: Message, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Send, waiting for room in the mailbox; to be awaited, and returns when the message was accepted.
+
+        Raises DeadlineExceeded when there was no room in time and ActorStopped when there will be none; a cancel of the
+        wait leaves nothing queued.
+        """
+        return self._hub.offer(name, message, timeout_s)
 
     def subscribe(self, limit: int = _SUBSCRIPTION_LIMIT) -> Subscription:
         """Listen to events from now on; at most ``limit`` unread ones are kept. Close it when done."""
