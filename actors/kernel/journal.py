@@ -6,6 +6,7 @@ too slow ends the journal, not the work; ``failure`` then says why, and the file
 
 import asyncio
 from collections import deque
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import cast
 
@@ -54,9 +55,9 @@ class Journal:
     What a message costs most often, its two records, is written as the tuple that the record class encodes to.
     """
 
-    def __init__(self, policy: JournalPolicy, loop: asyncio.AbstractEventLoop, package_version: str) -> None:
+    def __init__(self, policy: JournalPolicy, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._package_version = package_version
+        self._package_version = "unknown"
         self._encode = msgspec.msgpack.Encoder().encode
         self._redactor = Redactor() if policy.redact_paths else None
         self._ring: deque[bytes] | None = deque(maxlen=policy.ring_records) if policy.ring_records else None
@@ -71,6 +72,7 @@ class Journal:
 
     def open(self) -> None:
         """Create the file; blocking, on any thread. Raises ``io_error`` when it exists or cannot be created."""
+        self._package_version = _package_version()
         if self._writer is not None:
             self._writer.open()
 
@@ -243,3 +245,10 @@ class Journal:
 
 def _kind(record: object) -> str:
     return str(record[0]) if isinstance(record, tuple) else type(record).__name__
+
+
+def _package_version() -> str:
+    try:
+        return version("hostweights")
+    except PackageNotFoundError:
+        return "unknown"

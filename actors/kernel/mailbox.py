@@ -14,14 +14,15 @@ class Mailbox:
     Items are taken after the wake-up, never handed over by it, so a cancel between the two loses nothing.
     """
 
-    __slots__ = ("_items", "_loop", "_nudged", "_offers", "_waiter", "backlog_s", "length", "limit")
+    __slots__ = ("_items", "_loop", "_nudged", "_waiter", "backlog_s", "length", "limit", "offers")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop = loop
         self._items: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._nudged = False
-        self._offers: deque[asyncio.Future[None]] = deque()
+        self.offers: deque[asyncio.Future[None]] = deque()
+        """Who waits for room, in order."""
         self.limit = limit
         self.length = 0
         self.backlog_s = 0.0
@@ -55,7 +56,7 @@ class Mailbox:
                 delivery.state = TAKEN
                 self.length = length = self.length - 1
                 self.backlog_s = self.backlog_s - delivery.expected_s if length else 0.0
-                if self._offers:
+                if self.offers:
                     self.grant()
                 return delivery
         return None
@@ -75,10 +76,6 @@ class Mailbox:
         if len(self._items) > _COMPACT_AT + 2 * self.length:
             self._items = deque(item for item in self._items if item.state == QUEUED)
 
-    def has_room(self, *, first: bool) -> bool:
-        """Whether a sender that waits for room may send now: also those who came before it have been let through."""
-        return self.length < self.limit and (first or not self._offers)
-
     async def room(self, deadline_s: float | None, *, first: bool) -> None:
         """Wait until there may be room, or the deadline has passed, or ``grant`` says that there will be none.
 
@@ -86,9 +83,9 @@ class Mailbox:
         """
         offer: asyncio.Future[None] = self._loop.create_future()
         if first:
-            self._offers.appendleft(offer)
+            self.offers.appendleft(offer)
         else:
-            self._offers.append(offer)
+            self.offers.append(offer)
         timer = None if deadline_s is None else self._loop.call_at(deadline_s, _let_through, offer)
         try:
             await offer
@@ -99,13 +96,13 @@ class Mailbox:
         finally:
             if timer is not None:
                 timer.cancel()
-            if offer in self._offers:
-                self._offers.remove(offer)
+            if offer in self.offers:
+                self.offers.remove(offer)
 
     def grant(self, *, everyone: bool = False) -> None:
         """Let the first who waits for room look again, or everyone because there will be none."""
-        while self._offers:
-            offer = self._offers.popleft()
+        while self.offers:
+            offer = self.offers.popleft()
             if not offer.done():
                 offer.set_result(None)
                 if not everyone:
@@ -129,13 +126,14 @@ class Mailbox:
             return None
         if messages and self._items:
             return None
-        self._waiter = waiter = self._loop.create_future()
+        waiter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        self._waiter = waiter
         return waiter
 
     def _forget(self, delivery: Delivery) -> None:
         self.length -= 1
         self.backlog_s = self.backlog_s - delivery.expected_s if self.length else 0.0
-        if self._offers:
+        if self.offers:
             self.grant()
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +52,7 @@ class ActorSystem:
         loop = asyncio.get_running_loop()
         self._journal_pool = WorkerPool("journal", 1, loop)
         if self._journal_policy is not None:
-            self._journal = Journal(self._journal_policy, loop, _package_version())
+            self._journal = Journal(self._journal_policy, loop)
             try:
                 await self._off_loop(self._journal.open)
             except BaseException:
@@ -240,10 +239,3 @@ def _actor_stats(cell: Cell, now_s: float) -> ActorStats:
         oldest_age_s=0.0 if oldest is None else max(0.0, now_s - oldest.enqueued_s),
         mean_service_s=busy_s / handled if handled else 0.0,
     )
-
-
-def _package_version() -> str:
-    try:
-        return version("hostweights")
-    except PackageNotFoundError:
-        return "unknown"

@@ -158,6 +158,8 @@ async def cancel_attaches(host: HostWeights, source: Path) -> None:
             await attached.pop().detach()
         await moments.cancelled(attach())
         assert torch.equal(run(model.module), expected)
+    while attached:
+        await attached.pop().detach()
 
 
 async def no_attachments(host: HostWeights) -> bool:
@@ -174,10 +176,9 @@ async def settled(host: HostWeights) -> None:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(1000):
-        if await condition():
-            return
-    raise AssertionError("never settled")
+    """Threads have part in it, so there is no count of passes; the test's own limit bounds it."""
+    while not await condition():  # noqa: ASYNC110 - what happens on threads has no event
+        await asyncio.sleep(0.001)
 
 
 async def test_D1_a_cancelled_close_still_closes(tmp_path: Path) -> None:
