@@ -1,7 +1,7 @@
 """Deadlines of one system: buckets of 10 ms behind one loop timer, exact timers when less than 50 ms are left.
 
-A deadline is never early and late by at most one bucket. With nothing to wait for there is at most the one timer that
-was set before, and none after it.
+A deadline is never early and late by at most one bucket; those of one bucket expire in the order in which they came.
+With nothing to wait for there is at most the one timer that was set before, and none after it.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ class DeadlineWheel:
     def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Delivery], None]) -> None:
         self._loop = loop
         self._expire = expire
-        self._buckets: dict[int, set[Delivery]] = {}
+        self._buckets: dict[int, dict[Delivery, None]] = {}
         self._ticks: list[int] = []
         self._compact_at = _COMPACT_AT
         self._timer: asyncio.TimerHandle | None = None
         self._armed_tick = 0
         self._last_tick = -1
-        self._last_bucket: set[Delivery] = set()
+        self._last_bucket: dict[Delivery, None] = {}
 
     def add(self, delivery: Delivery, deadline_s: float, now_s: float) -> None:
         """Watch a delivery until ``remove``."""
@@ -40,14 +40,14 @@ class DeadlineWheel:
             self._last_bucket = self._open(tick) if bucket is None else bucket
             self._last_tick = tick
         bucket = self._last_bucket
-        bucket.add(delivery)
+        bucket[delivery] = None
         delivery.entry = bucket
 
     def remove(self, delivery: Delivery) -> None:
         """Forget a delivery."""
         entry, delivery.entry = delivery.entry, None
-        if isinstance(entry, set):
-            entry.discard(delivery)
+        if isinstance(entry, dict):
+            entry.pop(delivery, None)
         elif entry is not None:
             entry.cancel()
 
@@ -60,10 +60,10 @@ class DeadlineWheel:
         self._buckets.clear()
         self._ticks.clear()
 
-    def _open(self, tick: int) -> set[Delivery]:
+    def _open(self, tick: int) -> dict[Delivery, None]:
         if len(self._ticks) >= self._compact_at:
             self._compact()
-        bucket: set[Delivery] = set()
+        bucket: dict[Delivery, None] = {}
         self._buckets[tick] = bucket
         heapq.heappush(self._ticks, tick)
         if self._timer is None or tick < self._armed_tick:

@@ -52,7 +52,7 @@ class Delivery(msgspec.Struct, eq=False):
     expected_s: float = 0.0
     deadline_s: float | None = None
     state: int = QUEUED
-    entry: "set[Delivery] | asyncio.TimerHandle | None" = None
+    entry: "dict[Delivery, None] | asyncio.TimerHandle | None" = None
     handling: "Handling | None" = None
     latch: Latch | None = None
 
@@ -71,8 +71,8 @@ class Delivery(msgspec.Struct, eq=False):
         entry = self.entry
         if entry is not None:
             self.entry = None
-            if isinstance(entry, set):
-                entry.discard(self)
+            if isinstance(entry, dict):
+                entry.pop(self, None)
             else:
                 entry.cancel()
         future = self.future

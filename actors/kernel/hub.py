@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from ...messages.journal import DeadReason
+from .blocking import WorkerPool
 from .contract import Terminated
 from .deadletters import DeadLetters
 from .deadlines import DeadlineWheel
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 class Hub:
     """Actors by name, deadlines, events, dead letters, the journal and the id counter of one system."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal | None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, journal: Journal | None, make_pool: type[WorkerPool] = WorkerPool
+    ) -> None:
         self.loop = loop
+        self.make_pool = make_pool
         self.clock = _clock(loop)
         self.journal = journal
         self.cells: dict[str, Cell] = {}

@@ -5,7 +5,6 @@ import asyncio
 from ...messages.base import Message
 from ...messages.failure import Failure, HostWeightsError
 from ...messages.journal import Ended
-from .blocking import WorkerPool
 from .contract import Actor, ActorSpec
 from .delivery import DONE, RUNNING, TAKEN, Delivery, Reason
 from .errors import HandlerFailed, as_failed
@@ -25,7 +24,7 @@ class Serving(Intake):
         super().__init__(hub, spec)
         self.actor: Actor
         self.task: asyncio.Task[None]
-        self.pool = WorkerPool(spec.name, spec.workers, hub.loop)
+        self.pool = hub.make_pool(spec.name, spec.workers, hub.loop)
         self.incarnation = 0
         self.stopping = False
         self.failed = 0

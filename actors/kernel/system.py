@@ -37,7 +37,9 @@ class ActorSystem:
         journal: Path | JournalPolicy | None = None,
         shutdown_s: float = 30.0,
         strategy: Strategy = Strategy.REST_FOR_ONE,
+        pool: type[WorkerPool] = WorkerPool,
     ) -> None:
+        self._make_pool = pool
         self._journal_policy = JournalPolicy(path=str(journal)) if isinstance(journal, Path) else journal
         self._shutdown_s = shutdown_s
         self._strategy = strategy
@@ -58,7 +60,7 @@ class ActorSystem:
             except BaseException:
                 await self._journal_pool.close()
                 raise
-        self._hub = Hub(loop, self._journal)
+        self._hub = Hub(loop, self._journal, self._make_pool)
         self._supervisor = Supervisor(self._hub, self._shutdown_s, self._strategy)
         self._supervisor.launch()
         return self
