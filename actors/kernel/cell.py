@@ -63,6 +63,9 @@ class Cell(Serving):
     # --- incarnations -----------------------------------------------------------------------------------------------
 
     async def _main(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task  # an eager task runs before its maker knows it
         while True:
             crash = await self._incarnate()
             if not self.served and (crash is not None or self.stopping):

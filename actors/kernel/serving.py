@@ -114,14 +114,17 @@ class Serving(Intake):
             return
         name = f"actor-{self.name}-{delivery.id}"
         task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
-        if not task.done():
-            self._children[task] = delivery
+        self._children[task] = delivery
+        if task.done():
+            self._child_done(task)
+        else:
             task.add_done_callback(self._child_done)
 
     async def _run_beside(self, delivery: Delivery) -> None:
         task = asyncio.current_task()
         if delivery.state != TAKEN or task is None:
             return
+        self._children[task] = delivery  # an eager task runs before its maker knows it
         handling = self._begin(delivery, task, self.hub.clock())
         if handling is None:
             return
