@@ -353,5 +353,8 @@ def _same(recorded: msgspec.Raw, got: Message | None) -> bool:
 
 def as_json(value: object) -> str:
     """Any part of a journal, or of what a handler did, for a person."""
+    if isinstance(value, msgspec.Struct) and value.__struct_config__.array_like:
+        named = {name: getattr(value, name) for name in value.__struct_fields__}
+        value = {"type": value.__struct_config__.tag, **named}
     data: object = msgspec.msgpack.decode(_ENCODER.encode(value))
     return msgspec.json.encode(data).decode()

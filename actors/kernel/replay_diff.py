@@ -12,6 +12,7 @@ from .replay import ReplayResult
 from .replay_context import Difference, as_json
 
 _WIDTH = 160
+_ALIKE = 0.6
 
 
 def actors_of(journal: Path) -> tuple[str, ...]:
@@ -22,8 +23,13 @@ def actors_of(journal: Path) -> tuple[str, ...]:
 
 
 def diff_lines(difference: Difference) -> list[str]:
-    """The record and what happened instead, as lines that begin with ``-``, ``+`` or a space."""
+    """The record and what happened instead, as lines that begin with ``-``, ``+`` or a space.
+
+    Two that have little in common stand one after the other, since lines that they share by chance mean nothing.
+    """
     recorded, got = _lines(difference.recorded), _lines(difference.got)
+    if difflib.SequenceMatcher(None, recorded, got, autojunk=False).ratio() < _ALIKE:
+        return [*(f"- {line}" for line in recorded), *(f"+ {line}" for line in got)]
     return [line.rstrip() for line in difflib.ndiff(recorded, got) if not line.startswith("?")]
 
 

@@ -52,7 +52,7 @@ class ActorSystem:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._journal_pool = WorkerPool("journal", 1, loop)
+        self._journal_pool = self._make_pool("journal", 1, loop)
         if self._journal_policy is not None:
             self._journal = Journal(self._journal_policy, loop)
             try:

@@ -83,6 +83,8 @@ class World:
     random: random.Random
     calm: bool = False
     """Nothing fails any more."""
+    damaged: bool = False
+    """What is looked up does not match its checksum."""
     published: set[str] = field(default_factory=set)
     leases: dict[str, LeaseInfo] = field(default_factory=dict)
     models: dict[str, str | None] = field(default_factory=dict)
@@ -126,6 +128,9 @@ class FakeStore:
     def lookup(self, effect: LookupArtifact, budget: Budget) -> Leased | Missed:
         self.world.may_fail(budget)
         key = artifact_key(effect.identity)
+        if self.world.damaged:
+            self.world.published.discard(key)
+            raise error(Stage.LOOKUP, Code.CHECKSUM_MISMATCH, f"artifact {key}: weights-00001 does not match", key=key)
         if key not in self.world.published:
             return Missed(key=key, condemned=0)
         return Leased(lease=self._lease(effect.lease_id, key))

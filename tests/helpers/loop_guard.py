@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from hostweights.actors.kernel.blocking import Job
+
 _LIBRARY = f"{os.sep}src{os.sep}hostweights{os.sep}actors{os.sep}"
 _TESTS = f"{os.sep}tests{os.sep}"
 _AUDITED = frozenset(
@@ -31,8 +33,8 @@ _WRAPPED: tuple[tuple[Any, str], ...] = (
     (threading.Condition, "wait"),
 )
 
-_START = threading.Thread.start.__code__
-"""Waits for the new thread to begin, and is the only way to start one."""
+_FINE = (threading.Thread.start.__code__, Job.work.__code__)
+"""Starting a thread, which waits for it to begin; blocking work, on the loop only where threads are simulated."""
 
 found: list[str] = []
 """What was caught since it was last cleared."""
@@ -72,11 +74,13 @@ def _wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note(what: str, frame: FrameType | None) -> None:
+    place = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib") or _TESTS in file or frame.f_code is _START:
+        if frame.f_code in _FINE or file.startswith("<frozen importlib") or (place is None and _TESTS in file):
             return
-        if _LIBRARY in file:
-            found.append(f"{what} at {file}:{frame.f_lineno}")
-            return
+        if place is None and _LIBRARY in file:
+            place = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
+    if place is not None:
+        found.append(f"{what} at {place}")
