@@ -15,6 +15,7 @@ from pathlib import Path
 
 SUITES = ("actors", "memory")
 PACKAGES = ("hostweights", "torch", "msgspec")
+PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
 
 
 def _version(package: str) -> str:
@@ -37,6 +38,8 @@ def main() -> int:
     arguments = parser.parse_args()
     found = importlib.import_module(f"benchmarks.{arguments.suite}").run()
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    if arguments.suite == "actors":
+        versions |= {name: _version(name) for name in PEERS}
     facts = {"suite": arguments.suite, "commit": _commit(), "machine": arguments.machine, "versions": versions}
     target = Path(__file__).parent / "results" / f"{arguments.suite}-{arguments.machine}.json"
     target.parent.mkdir(exist_ok=True)

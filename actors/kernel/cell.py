@@ -56,16 +56,13 @@ class Cell(Serving):
         self._resumed = True
         self.mailbox.nudge()
 
-    def owns(self, task: "asyncio.Task[None] | None") -> bool:
-        """Whether a task is the actor's own or runs one of its handlers."""
-        return task is not None and (task is self.task or task in self._children)
-
     # --- incarnations -----------------------------------------------------------------------------------------------
 
     async def _main(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task = task  # an eager task runs before its maker knows it
+        self.hub.owners[task] = self
         while True:
             crash = await self._incarnate()
             if not self.served and (crash is not None or self.stopping):
@@ -167,6 +164,7 @@ class Cell(Serving):
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         """Also reached when the task was cancelled before it began: then nothing else tells those who wait."""
+        self.hub.owners.pop(task, None)
         self.stopping = True
         self.refusing = self.refusing or "the actor's task was cancelled"
         self.refuse_queued()

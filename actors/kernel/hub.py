@@ -49,6 +49,8 @@ class Hub:
         """Nothing is accepted from outside any more."""
         self.wake_supervisor = Latch()
         self.last_id = 0
+        self.owners: dict[asyncio.Task[None], Serving] = {}
+        """By task that runs handlers, the actor it belongs to."""
 
     def next_id(self) -> int:
         """A number for an envelope or a hook, unique in this system, from 1."""

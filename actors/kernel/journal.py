@@ -42,6 +42,7 @@ _FLUSH_BYTES = 64 * 1024
 _FLUSH_S = 0.05
 _PENDING_LIMIT_BYTES = 256 * 2**20
 _ASK, _TELL = Kind.ASK.value, Kind.TELL.value
+_REPLIED = Ended.REPLIED
 
 
 def _raw(message: Message | None) -> msgspec.Raw:
@@ -95,7 +96,10 @@ class Journal:
 
     def recent(self) -> bytes:
         """The newest records, from memory, in the form of a journal file."""
-        return self._head(0) + (frame_of(list(self._ring)) if self._ring else b"")
+        if self._ring is None:
+            return b""
+        newest = [*self._ring, *self._entries][-(self._ring.maxlen or 0) :]
+        return self._head(0) + (frame_of(newest) if newest else b"")
 
     def _head(self, part: int) -> bytes:
         header = JournalHeader(
@@ -179,7 +183,8 @@ class Journal:
         self, actor: str, handling: int, clock_s: float, ended: Ended, body: Message | None, failure: Failure | None
     ) -> None:
         """A handler ended."""
-        self._record(("journal.finished", actor, handling, clock_s, ended, body, failure))
+        end = "replied" if ended is _REPLIED else ended
+        self._record(("journal.finished", actor, handling, clock_s, end, body, failure))
 
     def dead_letter(self, actor: str, envelope_id: int, reason: DeadReason) -> None:
         """A message or reply came to nothing."""
@@ -197,25 +202,23 @@ class Journal:
         if self.failure is not None:
             return
         try:
-            if self._redactor is not None:
-                record = self._redactor.record(record)
-            entry = self._encode(record)
+            entry = self._encode(record if self._redactor is None else self._redactor.record(record))
         except (msgspec.MsgspecError, OverflowError, TypeError, ValueError) as found:
             self._give_up(Code.UNSUPPORTED, f"{_kind(record)} cannot be written: {found}")
             return
-        size_bytes = len(entry)
-        if size_bytes > RECORD_LIMIT_BYTES:
-            self._give_up(Code.UNSUPPORTED, f"{_kind(record)} of {size_bytes} bytes is over {RECORD_LIMIT_BYTES}")
-            return
-        if self._ring is not None:
-            self._ring.append(entry)
-        if self._writer is None:
-            return
         self._entries.append(entry)
-        self._size_bytes += size_bytes
-        if self._size_bytes >= _FLUSH_BYTES:
+        self._size_bytes = size_bytes = self._size_bytes + len(entry)
+        if size_bytes >= _FLUSH_BYTES or self._timer is None:
+            self._due(entry)
+
+    def _due(self, last: bytes) -> None:
+        """The buffer is full, with ``last`` as its last record, or nobody will come to empty it yet."""
+        if len(last) > RECORD_LIMIT_BYTES:
+            self._entries.pop()
+            self._give_up(Code.UNSUPPORTED, f"a record of {len(last)} bytes is over {RECORD_LIMIT_BYTES}")
+        elif self._size_bytes >= _FLUSH_BYTES:
             self._flush()
-        elif self._timer is None:
+        else:
             self._timer = self._loop.call_later(_FLUSH_S, self._flush_by_timer)
 
     def _flush_by_timer(self) -> None:
@@ -229,10 +232,12 @@ class Journal:
             self._write()
 
     def _write(self) -> None:
-        if self._writer is not None and self._entries:
-            self._writer.write(self._entries, self._size_bytes)
-            self._entries = []
-            self._size_bytes = 0
+        entries, self._entries = self._entries, []
+        if self._ring is not None:
+            self._ring.extend(entries)
+        if self._writer is not None and entries:
+            self._writer.write(entries, self._size_bytes)
+        self._size_bytes = 0
 
     def _failed_in_thread(self, failed: HostWeightsError) -> None:
         if self.failure is None:

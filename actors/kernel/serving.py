@@ -115,6 +115,7 @@ class Serving(Intake):
         name = f"actor-{self.name}-{delivery.id}"
         task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
         self._children[task] = delivery
+        self.hub.owners[task] = self
         if task.done():
             self._child_done(task)
         else:
@@ -125,6 +126,7 @@ class Serving(Intake):
         if delivery.state != TAKEN or task is None:
             return
         self._children[task] = delivery  # an eager task runs before its maker knows it
+        self.hub.owners[task] = self
         handling = self._begin(delivery, task, self.hub.clock())
         if handling is None:
             return
@@ -142,6 +144,7 @@ class Serving(Intake):
 
     def _child_done(self, task: asyncio.Task[None]) -> None:
         delivery = self._children.pop(task)
+        self.hub.owners.pop(task, None)
         if delivery.state != DONE and task.cancelled():
             self.withdrawn_running += 1
             delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))

@@ -200,10 +200,10 @@ class ActorSystem:
 
     def _refuse_from_inside(self) -> None:
         task = asyncio.current_task()
-        for cell in self._hub.cells.values():
-            if cell.owns(task):
-                text = f"a handler of actor {cell.name!r} may not stop actors or the system: it would wait for itself"
-                raise refused(Code.UNSUPPORTED, text)
+        cell = None if task is None else self._hub.owners.get(task)
+        if cell is not None:
+            text = f"a handler of actor {cell.name!r} may not stop actors or the system: it would wait for itself"
+            raise refused(Code.UNSUPPORTED, text)
 
 
 def _check(spec: ActorSpec) -> None:
