@@ -55,6 +55,8 @@ class Delivery(msgspec.Struct, eq=False):
     entry: "dict[Delivery, None] | asyncio.TimerHandle | None" = None
     handling: "Handling | None" = None
     latch: Latch | None = None
+    trace: str | None = None
+    parent: str | None = None
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from .deadlines import DeadlineWheel
 from .delivery import DONE, Delivery, Reason
 from .errors import ActorStopped, AskCycle, DeadlineExceeded
 from .events import Events
+from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch
 from .watching import Watches
@@ -29,10 +30,15 @@ class Hub:
     """Actors by name, deadlines, events, dead letters, the journal and the id counter of one system."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, journal: Journal | None, make_pool: type[WorkerPool] = WorkerPool
+        self,
+        loop: asyncio.AbstractEventLoop,
+        journal: Journal | None,
+        make_pool: type[WorkerPool],
+        instruments: Instruments | None,
     ) -> None:
         self.loop = loop
         self.make_pool = make_pool
+        self.instruments = instruments
         self.clock = _clock(loop)
         self.journal = journal
         self.cells: dict[str, Cell] = {}

@@ -81,6 +81,8 @@ class Intake:
                     raise self._too_late(delivery, left_s)
                 delivery.deadline_s = deadline_s
                 hub.wheel.add(delivery, deadline_s, now_s)
+        if hub.instruments is not None:
+            hub.instruments.accepted(delivery)
         mailbox.put(delivery)
         return delivery
 

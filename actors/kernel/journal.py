@@ -133,7 +133,7 @@ class Journal:
                     actor,
                     delivery.deadline_s,
                     delivery.cause,
-                    None,
+                    delivery.trace,
                     delivery.chain,
                     None,
                     delivery.message,

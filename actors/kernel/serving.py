@@ -161,7 +161,10 @@ class Serving(Intake):
             self, delivery.id, task, not service.concurrent, now_s, deadline_s, delivery.chain
         )
         delivery.state = RUNNING
-        journal = self.hub.journal
+        hub = self.hub
+        if hub.instruments is not None:
+            hub.instruments.began(delivery)
+        journal = hub.journal
         if journal is not None:
             journal.dequeued(delivery, self.incarnation, self._position, now_s)
         self._position += 1
@@ -178,6 +181,8 @@ class Serving(Intake):
             return end_s
         if hub.journal is not None:
             hub.journal.finished(self.name, delivery.id, end_s, _REPLIED, reply, None)
+        if hub.instruments is not None:
+            hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
         if reply is not None and delivery.future is not None:
             delivery.succeed(reply)
         else:
@@ -233,6 +238,8 @@ class Serving(Intake):
             failed = self.withdrawal_error(delivery, handling.reason or Reason.STOP, running=True)
         if self.hub.journal is not None:
             self.hub.journal.finished(self.name, delivery.id, end_s, ended, None, failure)
+        if self.hub.instruments is not None:
+            self.hub.instruments.over(delivery, handling.start_s, end_s, ended)
         delivery.fail(failed)
 
     # --- cancels that the runtime did not send ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from .contract import ActorSpec, Strategy
 from .errors import ActorStopped, HandlerFailed, from_failure
 from .events import Subscription
 from .hub import Hub, refused
+from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch
 from .stats import ActorStats, SystemStats
@@ -38,7 +39,9 @@ class ActorSystem:
         shutdown_s: float = 30.0,
         strategy: Strategy = Strategy.REST_FOR_ONE,
         pool: type[WorkerPool] = WorkerPool,
+        instruments: Instruments | None = None,
     ) -> None:
+        self._instruments = instruments
         self._make_pool = pool
         self._journal_policy = JournalPolicy(path=str(journal)) if isinstance(journal, Path) else journal
         self._shutdown_s = shutdown_s
@@ -60,7 +63,7 @@ class ActorSystem:
             except BaseException:
                 await self._journal_pool.close()
                 raise
-        self._hub = Hub(loop, self._journal, self._make_pool)
+        self._hub = Hub(loop, self._journal, self._make_pool, self._instruments)
         self._supervisor = Supervisor(self._hub, self._shutdown_s, self._strategy)
         self._supervisor.launch()
         return self
@@ -176,6 +179,7 @@ class ActorSystem:
             actors=tuple(_actor_stats(cell, now_s) for cell in hub.cells.values()),
             dead_letters=hub.dead_letters.counts(),
             dropped_events=hub.events.dropped,
+            messages=() if self._instruments is None else self._instruments.snapshot(),
             failure=hub.failure,
             journal_failure=None if self._journal is None else self._journal.failure,
         )
