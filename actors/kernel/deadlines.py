@@ -75,7 +75,6 @@ class DeadlineWheel:
         self._last_tick = -1
 
     def _compact(self) -> None:
-        self._forget_last()
         self._buckets = {tick: bucket for tick, bucket in self._buckets.items() if bucket}
         self._ticks = sorted(self._buckets)
         self._compact_at = max(_COMPACT_AT, 2 * len(self._ticks))

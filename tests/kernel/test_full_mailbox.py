@@ -94,18 +94,29 @@ async def test_an_offer_that_found_no_room_in_time_says_so_and_leaves_nothing() 
 
 
 async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
-    async with full() as (system, actor):
-        first = asyncio.create_task(system.offer("a", Do(n=3)))
-        second = asyncio.create_task(system.offer("a", Do(n=4)))
+    """A withdrawn ask makes room, and the first in line is cancelled in that moment; nothing else makes room."""
+    async with ActorSystem() as system:
+        actor = Held()
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
+        system.tell("a", Do(n=0))
+        await passes(5)
+        queued = asyncio.create_task(system.ask("a", Do(n=1)))
+        await passes(1)
+        first = asyncio.create_task(system.offer("a", Do(n=2)))
+        second = asyncio.create_task(system.offer("a", Do(n=3)))
         await passes(2)
-        system._hub.cells["a"].mailbox.grant()
+        (granted, _) = system._hub.cells["a"].mailbox.offers
+        queued.cancel()
+        while not granted.done():  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
         first.cancel()
-        actor.gate.set()
         await second
+        actor.gate.set()
+        while len(actor.seen) < 2:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        assert actor.seen == [0, 3]
         with pytest.raises(asyncio.CancelledError):
             await first
-        await system.ask("a", Do(n=5))
-        assert actor.seen == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("drain", [True, False])

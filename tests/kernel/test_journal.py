@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loop_guard
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
+from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, replay
 from hostweights.actors.kernel.journal_file import FRAME, JournalReader, frame, frame_of, full_parts
 from hostweights.messages.base import Message
 from hostweights.messages.envelope import Kind
@@ -291,6 +291,8 @@ async def test_old_parts_are_removed_and_the_reader_says_so(tmp_path: Path) -> N
         positions = [record.position for record in reader if isinstance(record, Dequeued)]
         assert reader.first_part > 0
     assert positions == list(range(positions[0], 6000))
+    with loop_guard.allowed(), pytest.raises(HostWeightsError, match="or none since its start"):
+        replay(path, "a", lambda _: Echo(), Do)
 
 
 @pytest.mark.asyncio

@@ -121,6 +121,20 @@ async def test_a_task_that_someone_cancelled_ends_its_actor_too() -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_actor_whose_task_never_began_has_ended_too() -> None:
+    async with ActorSystem() as system:
+        await system.start(spec("watcher", [], Terminated))
+        start = asyncio.create_task(system.start(spec("b", [])))
+        while "b" not in system._hub.cells:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        system._hub.watch(system._hub.cells["watcher"], "b")
+        system._hub.cells["b"].task.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        (name,) = await told(system)
+        assert name.startswith("b ")
+
+
+@pytest.mark.asyncio
 async def test_a_watch_ends_with_the_incarnation_that_asked_for_it() -> None:
     async with ActorSystem(strategy=Strategy.ONE_FOR_ONE) as system:
         log: list[str] = []
