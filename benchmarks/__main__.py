@@ -17,6 +17,7 @@ from pathlib import Path
 
 SUITES = ("actors", "memory", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
+PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
 
 
 def _version(package: str) -> str:
@@ -41,6 +42,8 @@ def main() -> int:
     logging.getLogger("benchmarks").setLevel(logging.INFO)
     found = importlib.import_module(f"benchmarks.{arguments.suite}").run()
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    if arguments.suite == "actors":
+        versions |= {name: _version(name) for name in PEERS}
     facts = {"suite": arguments.suite, "commit": _commit(), "machine": arguments.machine, "versions": versions}
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     target = folder / f"{arguments.suite.replace('_', '-')}-{arguments.machine}.json"

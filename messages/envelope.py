@@ -19,7 +19,7 @@ class Kind(StrEnum):
     TELL = "tell"
 
 
-class Envelope(Record, frozen=True, kw_only=True):
+class Envelope(Record, frozen=True, kw_only=True, array_like=True):
     """Routing facts of one message; ``body`` is the message in msgpack.
 
     ``deadline_s`` is absolute on the event loop's clock and the earliest of all that apply; ``cause`` is the id of the

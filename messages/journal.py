@@ -1,6 +1,10 @@
 """The journal: one header, then records in the order in which things happened.
 
-On disk each record is a frame: u32 little-endian length, u32 little-endian CRC-32 of the payload, msgpack payload.
+On disk: frames of u32 little-endian length, u32 little-endian CRC-32 of the payload, msgpack payload. The first frame
+holds the header, a map in every version, so that any reader can tell the version. Each later frame holds an array of
+records in version 2 and one record, as a map, in version 1. A journal that outgrows its file goes on in the next part,
+which begins with a header of its own.
+
 Every input of a handler is recorded (the envelope at dequeue, replies to asks, outcomes of effects, clock readings and
 ids it asked for), and so is everything it did (asks, tells, effects, events, the outcome). Feeding the inputs to the
 same actor must give the same doings; ``actors.kernel.replay`` checks that.
@@ -10,14 +14,18 @@ hooks, an id of their own from the same counter.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from .base import MESSAGES_VERSION, ActorName, Count, Message, Name, Text
+from .base import MESSAGES_VERSION, ActorName, Count, Message, Name, Path, Record, SizeBytes, Text
 from .envelope import Envelope
 from .failure import Failure
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
+JOURNAL_VERSIONS = (1, 2)
+"""What can be read."""
 
 NO_BODY = msgspec.Raw(b"\xc0")
 """msgpack's nil, where a record could hold a message and holds none."""
@@ -45,6 +53,21 @@ class DeadReason(StrEnum):
     LATE_REPLY = "late_reply"
 
 
+class JournalPolicy(Record, frozen=True, kw_only=True):
+    """What a system writes down, and where: into a file, into a ring in memory, or both."""
+
+    path: Path | None = None
+    """A file that does not exist yet."""
+    ring_records: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """How many of the newest records are kept in memory; 0 for none."""
+    rotate_bytes: SizeBytes | None = None
+    """Go on in a new file when one is longer; the full one becomes ``path.0001``, ``path.0002`` and so on."""
+    keep_parts: Annotated[int, Meta(ge=1)] | None = None
+    """Full parts to keep; older ones are removed, and what only they held cannot be replayed. None keeps all."""
+    redact_paths: bool = False
+    """Replace every absolute path, part by part, by digests that are the same within one journal."""
+
+
 class JournalHeader(Message, frozen=True, kw_only=True, tag="journal.header"):
     """First record of a journal."""
 
@@ -52,9 +75,13 @@ class JournalHeader(Message, frozen=True, kw_only=True, tag="journal.header"):
     messages_version: Count = MESSAGES_VERSION
     package_version: Name
     clock_s: float
+    part: Count = 0
+    """0 for the first file of a journal."""
+    redacted: bool = False
+    """Paths were replaced: the journal can be read, but an actor that builds paths does not replay from it."""
 
 
-class Started(Message, frozen=True, kw_only=True, tag="journal.started"):
+class Started(Message, frozen=True, kw_only=True, array_like=True, tag="journal.started"):
     """An incarnation of an actor is about to run its ``started`` hook; ``settings`` rebuild it for a replay."""
 
     actor: ActorName
@@ -63,7 +90,7 @@ class Started(Message, frozen=True, kw_only=True, tag="journal.started"):
     settings: msgspec.Raw
 
 
-class Dequeued(Message, frozen=True, kw_only=True, tag="journal.dequeued"):
+class Dequeued(Message, frozen=True, kw_only=True, array_like=True, tag="journal.dequeued"):
     """An envelope left the mailbox and its handler starts; ``position`` counts an actor's messages from 0."""
 
     actor: ActorName
@@ -73,7 +100,7 @@ class Dequeued(Message, frozen=True, kw_only=True, tag="journal.dequeued"):
     envelope: Envelope
 
 
-class Drawn(Message, frozen=True, kw_only=True, tag="journal.drawn"):
+class Drawn(Message, frozen=True, kw_only=True, array_like=True, tag="journal.drawn"):
     """A handler read the clock or drew an id."""
 
     actor: ActorName
@@ -81,7 +108,7 @@ class Drawn(Message, frozen=True, kw_only=True, tag="journal.drawn"):
     value: float | str
 
 
-class Asked(Message, frozen=True, kw_only=True, tag="journal.asked"):
+class Asked(Message, frozen=True, kw_only=True, array_like=True, tag="journal.asked"):
     """A handler asked another actor; ``sequence`` numbers the waits of one handler from 0."""
 
     actor: ActorName
@@ -91,7 +118,7 @@ class Asked(Message, frozen=True, kw_only=True, tag="journal.asked"):
     body: msgspec.Raw
 
 
-class Performed(Message, frozen=True, kw_only=True, tag="journal.performed"):
+class Performed(Message, frozen=True, kw_only=True, array_like=True, tag="journal.performed"):
     """A handler began an effect on a port."""
 
     actor: ActorName
@@ -100,7 +127,7 @@ class Performed(Message, frozen=True, kw_only=True, tag="journal.performed"):
     body: msgspec.Raw
 
 
-class Answered(Message, frozen=True, kw_only=True, tag="journal.answered"):
+class Answered(Message, frozen=True, kw_only=True, array_like=True, tag="journal.answered"):
     """The wait ``sequence`` of a handler ended: with a message, with a failure, or cancelled (neither)."""
 
     actor: ActorName
@@ -110,7 +137,7 @@ class Answered(Message, frozen=True, kw_only=True, tag="journal.answered"):
     failure: Failure | None = None
 
 
-class Told(Message, frozen=True, kw_only=True, tag="journal.told"):
+class Told(Message, frozen=True, kw_only=True, array_like=True, tag="journal.told"):
     """A handler sent a message and expects nothing; ``failure`` when it was refused and the handler told so."""
 
     actor: ActorName
@@ -120,7 +147,15 @@ class Told(Message, frozen=True, kw_only=True, tag="journal.told"):
     failure: Failure | None = None
 
 
-class Emitted(Message, frozen=True, kw_only=True, tag="journal.emitted"):
+class Watched(Message, frozen=True, kw_only=True, array_like=True, tag="journal.watched"):
+    """A handler began to watch an actor."""
+
+    actor: ActorName
+    handling: Count
+    recipient: ActorName
+
+
+class Emitted(Message, frozen=True, kw_only=True, array_like=True, tag="journal.emitted"):
     """A handler published an event to whoever listens."""
 
     actor: ActorName
@@ -128,7 +163,7 @@ class Emitted(Message, frozen=True, kw_only=True, tag="journal.emitted"):
     body: msgspec.Raw
 
 
-class Critical(Message, frozen=True, kw_only=True, tag="journal.critical"):
+class Critical(Message, frozen=True, kw_only=True, array_like=True, tag="journal.critical"):
     """A critical section began or ended."""
 
     actor: ActorName
@@ -137,7 +172,7 @@ class Critical(Message, frozen=True, kw_only=True, tag="journal.critical"):
     entered: bool
 
 
-class Cancelled(Message, frozen=True, kw_only=True, tag="journal.cancelled"):
+class Cancelled(Message, frozen=True, kw_only=True, array_like=True, tag="journal.cancelled"):
     """The runtime sent its one cancel to a running handler.
 
     A cancel that was withheld by a critical section stands directly before the record of the section's end.
@@ -147,7 +182,7 @@ class Cancelled(Message, frozen=True, kw_only=True, tag="journal.cancelled"):
     handling: Count
 
 
-class Finished(Message, frozen=True, kw_only=True, tag="journal.finished"):
+class Finished(Message, frozen=True, kw_only=True, array_like=True, tag="journal.finished"):
     """A handler ended."""
 
     actor: ActorName
@@ -158,7 +193,7 @@ class Finished(Message, frozen=True, kw_only=True, tag="journal.finished"):
     failure: Failure | None = None
 
 
-class DeadLetter(Message, frozen=True, kw_only=True, tag="journal.dead_letter"):
+class DeadLetter(Message, frozen=True, kw_only=True, array_like=True, tag="journal.dead_letter"):
     """A message that no handler saw, or a reply nobody waited for."""
 
     actor: ActorName
@@ -167,7 +202,7 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="journal.dead_letter"):
     text: Text = ""
 
 
-class Stopping(Message, frozen=True, kw_only=True, tag="journal.stopping"):
+class Stopping(Message, frozen=True, kw_only=True, array_like=True, tag="journal.stopping"):
     """All handlers of an incarnation have ended and it is about to run its ``stopped`` hook."""
 
     actor: ActorName
@@ -175,7 +210,7 @@ class Stopping(Message, frozen=True, kw_only=True, tag="journal.stopping"):
     handling: Count
 
 
-class Stopped(Message, frozen=True, kw_only=True, tag="journal.stopped"):
+class Stopped(Message, frozen=True, kw_only=True, array_like=True, tag="journal.stopped"):
     """An incarnation ended; ``failure`` when it did not end on request."""
 
     actor: ActorName
@@ -183,15 +218,15 @@ class Stopped(Message, frozen=True, kw_only=True, tag="journal.stopped"):
     failure: Failure | None = None
 
 
-JournalRecord = (
-    JournalHeader
-    | Started
+JournalEntry = (
+    Started
     | Dequeued
     | Drawn
     | Asked
     | Performed
     | Answered
     | Told
+    | Watched
     | Emitted
     | Critical
     | Cancelled
@@ -200,3 +235,6 @@ JournalRecord = (
     | Stopping
     | Stopped
 )
+"""What stands in the frames after the first."""
+
+JournalRecord = JournalHeader | JournalEntry

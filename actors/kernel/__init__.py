@@ -1,6 +1,6 @@
 """The actor runtime: mailboxes, deadlines, cancellation, supervision, journal, replay. Imports messages only."""
 
-from .contract import Actor, ActorSpec, Context, RestartPolicy
+from .contract import Actor, ActorSpec, Context, RestartPolicy, Strategy, Terminated
 from .errors import (
     ActorStopped,
     AskCycle,
@@ -11,6 +11,7 @@ from .errors import (
     from_failure,
 )
 from .events import Subscription
+from .instruments import Instruments, MessageStats, Span, traced
 from .journal_file import JournalReader
 from .replay import ReplayResult, replay
 from .replay_context import Difference
@@ -28,13 +29,19 @@ __all__ = [
     "DeadlineExceeded",
     "Difference",
     "HandlerFailed",
+    "Instruments",
     "JournalReader",
     "MailboxFull",
+    "MessageStats",
     "Overloaded",
     "ReplayResult",
     "RestartPolicy",
+    "Span",
+    "Strategy",
     "Subscription",
     "SystemStats",
+    "Terminated",
     "from_failure",
     "replay",
+    "traced",
 ]

@@ -17,8 +17,9 @@ T = TypeVar("T")
 class CallBudget:
     """How long one call may go on; implements ``messages.budget.Budget`` and is cancelled from the loop."""
 
-    def __init__(self, left_s: float | None) -> None:
-        self._deadline_s = None if left_s is None else time.monotonic() + left_s
+    def __init__(self, left_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._deadline_s = None if left_s is None else clock() + left_s
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -29,13 +30,13 @@ class CallBudget:
         """Return while the call may go on; otherwise raise ``cancelled`` or ``deadline_exceeded``."""
         if self._cancelled.is_set():
             raise error(Stage.RUNTIME, Code.CANCELLED, "the blocking call was cancelled")
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+        if self._deadline_s is not None and self._clock() >= self._deadline_s:
             text = "the blocking call's deadline passed; allow it more time"
             raise error(Stage.RUNTIME, Code.DEADLINE_EXCEEDED, text, retryable=True, phase="running")
 
     def remaining_s(self) -> float | None:
         """Seconds left, at least 0.0; None without a deadline."""
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
 
     def wait(self, seconds: float) -> None:
         """Sleep until the time, the deadline or a cancel, whichever is first; then ``check``."""
@@ -63,8 +64,11 @@ class Job(Generic[T]):
 
     def run(self) -> None:
         """Make the call, on a thread, unless it was taken back."""
-        if not self.drop():
-            return
+        if self.drop():
+            self.work()
+
+    def work(self) -> None:
+        """The call itself, after ``drop`` has taken it."""
         try:
             self._result.append(self._call())
         except Exception as found:  # noqa: BLE001 - handed to the waiting handler, which raises it

@@ -3,6 +3,10 @@
 Order
     Messages from one sender to one actor are dequeued in the order in which they were accepted. Nothing is promised
     between senders. System messages (stop, cancel, child failed) overtake user messages.
+Full mailbox
+    ``mailbox_limit`` bounds what is queued. A tell to a full mailbox raises MailboxFull and an ask ends with it; where
+    the actor declares ``drop_oldest``, its oldest queued tell makes room instead, as a dead letter. ``offer`` waits for
+    room, first come first served, until its timeout, and raises what an ask would when there will be none.
 At most once
     A message is handled once or never, restarts included: the message that crashed an incarnation is not run again.
 Every ask ends exactly once
@@ -32,7 +36,16 @@ Concurrency
 Supervision
     A handler's HostWeightsError is its answer, not a crash. Any other exception ends the incarnation: the asker gets
     HandlerFailed and the supervisor decides (restart within intensity and backoff, else stop and escalate).
-    Supervision is rest-for-one over the order in which actors were started.
+    A restart takes the actors that were started after the crashed one with it (rest-for-one), or the crashed one alone
+    (one-for-one), as the system was told. What is queued waits for the next incarnation; its deadlines go on. A message
+    that crashes every incarnation it meets ends the system when the limit is reached, however often it is sent.
+Death watch
+    Who watches an actor is told ``Terminated`` once when that actor has ended for good, or at once when none of that
+    name runs; after everything the ended actor had told, beside ``mailbox_limit``. A restart is no end. A watch ends
+    with the incarnation that asked for it.
+Stop
+    A stopped actor accepts nothing. Drained, it handles what is queued before it ends; aborted, it withdraws that and
+    cancels what runs. Stopping or closing twice is harmless.
 Foreign cancels
     Only the runtime cancels tasks of actors. A CancelledError that nobody sent is a failure of the handler, like any
     other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the
@@ -46,12 +59,30 @@ Replay
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol, TypeVar
 
-from ...messages.base import Message
+from ...messages.base import ActorName, Count, Message
 from ...messages.budget import Budget
 
 T = TypeVar("T")
+
+
+class Terminated(Message, frozen=True, kw_only=True, tag="actor.terminated"):
+    """An actor that was watched has ended, or there is none."""
+
+    actor: ActorName
+    incarnation: Count = 0
+    """Its last one; 0 when no actor of that name ran."""
+
+
+class Strategy(Enum):
+    """Which actors restart with a crashed one."""
+
+    ONE_FOR_ONE = "one_for_one"
+    """It alone."""
+    REST_FOR_ONE = "rest_for_one"
+    """It and all that were started after it."""
 
 
 class Context(Protocol):
@@ -75,6 +106,10 @@ class Context(Protocol):
 
     def tell(self, recipient: str, message: Message) -> None:
         """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
+        ...
+
+    def watch(self, actor: str) -> None:
+        """Be told ``Terminated`` when that actor ends, which this one must accept; watching twice is watching once."""
         ...
 
     def emit(self, event: Message) -> None:
@@ -146,6 +181,8 @@ class ActorSpec:
     concurrent: tuple[type[Message], ...] = ()
     concurrency_limit: int = 64
     mailbox_limit: int = 1024
+    drop_oldest: bool = False
+    """For news that the next one replaces: a full mailbox gives up its oldest tell rather than refuse a new message."""
     workers: int = 2
     """Threads in the pool for blocking work."""
     deadline_cap_s: float | None = None

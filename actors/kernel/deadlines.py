@@ -1,7 +1,7 @@
 """Deadlines of one system: buckets of 10 ms behind one loop timer, exact timers when less than 50 ms are left.
 
-A deadline is never early and late by at most one bucket. With nothing to wait for there is at most the one timer that
-was set before, and none after it.
+A deadline is never early and late by at most one bucket; those of one bucket expire in the order in which they came.
+With nothing to wait for there is at most the one timer that was set before, and none after it.
 """
 
 import asyncio
@@ -21,11 +21,13 @@ class DeadlineWheel:
     def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Delivery], None]) -> None:
         self._loop = loop
         self._expire = expire
-        self._buckets: dict[int, set[Delivery]] = {}
+        self._buckets: dict[int, dict[Delivery, None]] = {}
         self._ticks: list[int] = []
         self._compact_at = _COMPACT_AT
         self._timer: asyncio.TimerHandle | None = None
         self._armed_tick = 0
+        self._last_tick = -1
+        self._last_bucket: dict[Delivery, None] = {}
 
     def add(self, delivery: Delivery, deadline_s: float, now_s: float) -> None:
         """Watch a delivery until ``remove``."""
@@ -33,17 +35,19 @@ class DeadlineWheel:
             delivery.entry = self._loop.call_at(deadline_s, self._exact, delivery)
             return
         tick = int(deadline_s * _TICKS_PER_S) + 1
-        bucket = self._buckets.get(tick)
-        if bucket is None:
-            bucket = self._open(tick)
-        bucket.add(delivery)
+        if tick != self._last_tick:  # most deadlines of one moment share a bucket
+            bucket = self._buckets.get(tick)
+            self._last_bucket = self._open(tick) if bucket is None else bucket
+            self._last_tick = tick
+        bucket = self._last_bucket
+        bucket[delivery] = None
         delivery.entry = bucket
 
     def remove(self, delivery: Delivery) -> None:
         """Forget a delivery."""
         entry, delivery.entry = delivery.entry, None
-        if isinstance(entry, set):
-            entry.discard(delivery)
+        if isinstance(entry, dict):
+            entry.pop(delivery, None)
         elif entry is not None:
             entry.cancel()
 
@@ -52,18 +56,23 @@ class DeadlineWheel:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._forget_last()
         self._buckets.clear()
         self._ticks.clear()
 
-    def _open(self, tick: int) -> set[Delivery]:
+    def _open(self, tick: int) -> dict[Delivery, None]:
         if len(self._ticks) >= self._compact_at:
             self._compact()
-        bucket: set[Delivery] = set()
+        bucket: dict[Delivery, None] = {}
         self._buckets[tick] = bucket
         heapq.heappush(self._ticks, tick)
         if self._timer is None or tick < self._armed_tick:
             self._arm(tick)
         return bucket
+
+    def _forget_last(self) -> None:
+        """Before a bucket that may be the remembered one is dropped."""
+        self._last_tick = -1
 
     def _compact(self) -> None:
         self._buckets = {tick: bucket for tick, bucket in self._buckets.items() if bucket}
@@ -82,6 +91,7 @@ class DeadlineWheel:
 
     def _turn(self) -> None:
         self._timer = None
+        self._forget_last()
         due = max(self._armed_tick, int(self._loop.time() * _TICKS_PER_S))
         ticks = self._ticks
         while ticks and (ticks[0] <= due or not self._buckets[ticks[0]]):

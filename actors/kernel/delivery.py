@@ -13,8 +13,8 @@ from .admission import Service
 from .latch import Latch
 
 if TYPE_CHECKING:
-    from .cell import Cell
     from .handling import Handling
+    from .intake import Intake
 
 QUEUED = 0
 """In the mailbox."""
@@ -40,7 +40,7 @@ class Delivery(msgspec.Struct, eq=False):
     A Struct for its constructor in C; it is never encoded.
     """
 
-    cell: "Cell"
+    cell: "Intake"
     id: int
     message: Message
     service: Service
@@ -52,9 +52,11 @@ class Delivery(msgspec.Struct, eq=False):
     expected_s: float = 0.0
     deadline_s: float | None = None
     state: int = QUEUED
-    entry: "set[Delivery] | asyncio.TimerHandle | None" = None
+    entry: "dict[Delivery, None] | asyncio.TimerHandle | None" = None
     handling: "Handling | None" = None
     latch: Latch | None = None
+    trace: str | None = None
+    parent: str | None = None
 
     @property
     def name(self) -> str:
@@ -68,8 +70,13 @@ class Delivery(msgspec.Struct, eq=False):
     def succeed(self, reply: Message) -> None:
         """End with a reply; one that nobody waits for any more is counted."""
         self.state = DONE
-        if self.entry is not None:
-            self.cell.hub.wheel.remove(self)
+        entry = self.entry
+        if entry is not None:
+            self.entry = None
+            if isinstance(entry, dict):
+                entry.pop(self, None)
+            else:
+                entry.cancel()
         future = self.future
         if future is not None:
             if future.done():

@@ -86,6 +86,13 @@ class HandlerFailed(HostWeightsError):  # noqa: N818 - it names what happened, a
         return failed
 
 
+def as_failed(actor: str, message: str, raised: BaseException | None) -> HostWeightsError:
+    """A handler's own HostWeightsError as it is, anything else as HandlerFailed."""
+    if isinstance(raised, HostWeightsError):
+        return raised
+    return HandlerFailed.of(actor, message, raised or RuntimeError("unknown"))
+
+
 _CLASSES: dict[Code, type[HostWeightsError]] = {
     Code.DEADLINE_EXCEEDED: DeadlineExceeded,
     Code.ACTOR_STOPPED: ActorStopped,

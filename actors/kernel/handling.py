@@ -17,7 +17,7 @@ from .errors import HandlerFailed
 from .hub import refused
 
 if TYPE_CHECKING:
-    from .cell import Cell
+    from .serving import Serving
 
 T = TypeVar("T")
 
@@ -28,10 +28,11 @@ class Handling(msgspec.Struct, eq=False):
     A Struct for its constructor in C; it is never encoded.
     """
 
-    cell: "Cell"
+    cell: "Serving"
     id: int
     task: "asyncio.Task[None]"
     serial: bool
+    start_s: float = 0.0
     deadline_s: float | None = None
     chain: tuple[str, ...] = ()
     sequence: int = 0
@@ -137,6 +138,13 @@ class Handling(msgspec.Struct, eq=False):
         if journal is not None:
             journal.told(cell.name, self.id, recipient, message, None)
 
+    def watch(self, actor: str) -> None:
+        """See ``contract.Context``."""
+        hub = self.cell.hub
+        hub.watch(self.cell, actor)
+        if hub.journal is not None:
+            hub.journal.watched(self.cell.name, self.id, actor)
+
     def emit(self, event: Message) -> None:
         """See ``contract.Context``."""
         hub = self.cell.hub
@@ -204,12 +212,16 @@ class EffectContext:
 
     async def ask(self, recipient: str, message: Message, *, timeout_s: float | None = None) -> Message:  # noqa: ARG002 - the protocol's signature
         """Refused: see ``contract.Actor.perform``."""
-        _refuse_in_effect(f"ask actor {recipient!r}", message)
+        _refuse_in_effect(f"ask actor {recipient!r} ({type(message).__name__})")
 
     def tell(self, recipient: str, message: Message) -> None:
         """See ``contract.Context``."""
         cell = self._handling.cell
         cell.hub.tell(recipient, message, cell.name, self._handling.id)
+
+    def watch(self, actor: str) -> None:
+        """Refused: see ``contract.Actor.perform``."""
+        _refuse_in_effect(f"watch actor {actor!r}")
 
     def emit(self, event: Message) -> None:
         """See ``contract.Context``."""
@@ -217,13 +229,13 @@ class EffectContext:
 
     async def effect(self, effect: Message) -> Message:
         """Refused: see ``contract.Actor.perform``."""
-        _refuse_in_effect("begin another effect", effect)
+        _refuse_in_effect(f"begin another effect ({type(effect).__name__})")
 
     async def blocking(self, call: Callable[[Budget], T], undo: Callable[[T], None] | None = None) -> T:
         """See ``contract.Context``."""
         handling = self._handling
         bounded = handling.deadline_s is not None and not handling.critical_depth
-        budget = CallBudget(self.remaining_s() if bounded else None)
+        budget = CallBudget(self.remaining_s() if bounded else None, handling.cell.hub.clock)
         return await run_blocking(handling.cell.pool, budget, call, undo)
 
     def critical(self, name: str) -> CriticalSection:
@@ -248,6 +260,6 @@ def blocking_outside_effect() -> HostWeightsError:
     return refused(Code.UNSUPPORTED, text)
 
 
-def _refuse_in_effect(what: str, message: Message) -> NoReturn:
-    text = f"Actor.perform may not {what} ({type(message).__name__}): a replay would not see it; do it in the handler"
+def _refuse_in_effect(what: str) -> NoReturn:
+    text = f"Actor.perform may not {what}: a replay would not see it; do it in the handler"
     raise refused(Code.UNSUPPORTED, text)

@@ -2,36 +2,51 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from ...messages.journal import DeadReason
+from .blocking import WorkerPool
+from .contract import Terminated
 from .deadletters import DeadLetters
 from .deadlines import DeadlineWheel
 from .delivery import DONE, Delivery, Reason
-from .errors import ActorStopped, AskCycle
+from .errors import ActorStopped, AskCycle, DeadlineExceeded
 from .events import Events
+from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch
+from .watching import Watches
 
 if TYPE_CHECKING:
     from .cell import Cell
+    from .intake import Intake
+    from .serving import Serving
 
 
 class Hub:
     """Actors by name, deadlines, events, dead letters, the journal and the id counter of one system."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal | None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        journal: Journal | None,
+        make_pool: type[WorkerPool],
+        instruments: Instruments | None,
+    ) -> None:
         self.loop = loop
-        # the stock loop's clock is this one behind a Python method
-        self.clock = time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
+        self.make_pool = make_pool
+        self.instruments = instruments
+        self.clock = _clock(loop)
         self.journal = journal
         self.cells: dict[str, Cell] = {}
         """In start order."""
         self.wheel = DeadlineWheel(loop, expire)
         self.events = Events()
         self.dead_letters = DeadLetters(journal)
+        self.watches = Watches()
         self.crashes: list[tuple[Cell, int, Exception]] = []
         """Crashed cells with the incarnation that did, oldest first; the supervisor's to work off."""
         self.failure: Failure | None = None
@@ -40,6 +55,8 @@ class Hub:
         """Nothing is accepted from outside any more."""
         self.wake_supervisor = Latch()
         self.last_id = 0
+        self.owners: dict[asyncio.Task[None], Serving] = {}
+        """By task that runs handlers, the actor it belongs to."""
 
     def next_id(self) -> int:
         """A number for an envelope or a hook, unique in this system, from 1."""
@@ -77,6 +94,48 @@ class Hub:
         except ActorStopped:
             return
 
+    async def offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
+        """Send when there is room, waiting for it until the timeout."""
+        cell = self.cells.get(recipient)
+        if cell is not None and not self.closing:
+            mailbox = cell.mailbox
+            if mailbox.length < mailbox.limit and not mailbox.offers:
+                cell.post(message, None, None, None, None, None, ())
+                return
+        await self._offer(recipient, message, timeout_s)
+
+    async def _offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
+        """Send, after the first look found no room."""
+        deadline_s = None if timeout_s is None else self.clock() + timeout_s
+        first = False
+        while True:
+            cell = self.cells.get(recipient)
+            if cell is None:
+                raise self._nobody(recipient, message)
+            if self.closing:
+                raise self._closed(recipient, message)
+            mailbox = cell.mailbox
+            has_room = mailbox.length < mailbox.limit and (first or not mailbox.offers)
+            if has_room or cell.refusing is not None or cell.spec.drop_oldest:
+                cell.post(message, None, None, None, None, None, ())
+                return
+            if deadline_s is not None and self.clock() >= deadline_s:
+                self.dead_letters.add(recipient, 0, DeadReason.DEADLINE)
+                raise DeadlineExceeded.of(recipient, type(message).__name__, "queued")
+            await mailbox.room(deadline_s, first=first)
+            first = True
+
+    def watch(self, watcher: "Serving", name: str) -> None:
+        """Tell ``watcher`` when the actor of that name has ended, or that there is none."""
+        if Terminated not in watcher.services:
+            text = f"actor {watcher.name!r} does not accept Terminated, so it cannot watch {name!r}; add it to accepts"
+            raise refused(Code.UNSUPPORTED, text)
+        cell = self.cells.get(name)
+        if cell is None or cell.ended.opened:
+            watcher.push(Terminated(actor=name), None)
+        else:
+            self.watches.add(watcher, cell)
+
     def _closed(self, recipient: str, message: Message) -> ActorStopped:
         self.dead_letters.add(recipient, 0, DeadReason.ACTOR_STOPPED)
         return ActorStopped.of(recipient, type(message).__name__, self.why("the system is closing"))
@@ -90,7 +149,7 @@ class Hub:
         sender: str | None = None,
         cause: int | None = None,
         chain: tuple[str, ...] = (),
-        asker: "Cell | None" = None,
+        asker: "Intake | None" = None,
     ) -> Message:
         """Send and wait for the end; ``asker`` is the actor whose one-at-a-time handler waits, if that is so."""
         if self.closing and sender is None:
@@ -102,7 +161,7 @@ class Hub:
             raise AskCycle.of(recipient, type(message).__name__, chain)
         if asker is not None:
             _refuse_deadlock(asker, cell, message)
-        future: asyncio.Future[Message] = self.loop.create_future()
+        future: asyncio.Future[Message] = asyncio.Future(loop=self.loop)  # half of what create_future costs
         delivery = cell.post(message, future, deadline_s, timeout_s, sender, cause, chain)
         if asker is not None:
             asker.waiting = delivery
@@ -115,6 +174,13 @@ class Hub:
             if asker is not None:
                 asker.waiting = None
             del future, delivery  # an exception in the future holds this frame
+
+
+def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's clock: for the stock loop without its Python method, for uvloop without its rounding to 1 ms."""
+    kind = type(loop)
+    stock = kind.time is asyncio.BaseEventLoop.time
+    return time.monotonic if stock or kind.__module__.partition(".")[0] == "uvloop" else loop.time
 
 
 async def _withdrawn_by_caller(delivery: Delivery, future: "asyncio.Future[Message]") -> None:
@@ -139,7 +205,7 @@ def expire(delivery: Delivery) -> None:
     delivery.cell.withdraw(delivery, Reason.DEADLINE)
 
 
-def _refuse_deadlock(asker: "Cell", target: "Cell", message: Message) -> None:
+def _refuse_deadlock(asker: "Intake", target: "Intake", message: Message) -> None:
     """Follow who waits for whom from the target; raise AskCycle when that ends at the asker.
 
     Two handlers that ask each other's actors wait for ever although neither chain holds a name twice.

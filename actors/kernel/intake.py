@@ -1,7 +1,6 @@
 """The front of an actor: accepting, refusing and withdrawing messages. What happens after that is the cell's."""
 
 import asyncio
-from typing import TYPE_CHECKING, cast
 
 from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
@@ -12,9 +11,6 @@ from .delivery import DONE, QUEUED, RUNNING, Delivery, Reason
 from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded
 from .hub import Hub, refused
 from .mailbox import Mailbox
-
-if TYPE_CHECKING:
-    from .cell import Cell
 
 _DEAD_REASONS = {
     Reason.CALLER: DeadReason.WITHDRAWN,
@@ -55,12 +51,14 @@ class Intake:
         hub = self.hub
         mailbox = self.mailbox
         service = self.services.get(message.__class__)
-        if self.refusing is not None or service is None or mailbox.length >= mailbox.limit:
-            raise self._refusal(message, known=service is not None)
+        if self.refusing is not None or service is None:
+            raise self._refusal(message)
+        if mailbox.length >= mailbox.limit:
+            self._make_room(message)
         now_s = hub.clock()
         hub.last_id = identity = hub.last_id + 1
         delivery = Delivery(
-            cast("Cell", self),
+            self,
             identity,
             message,
             service,
@@ -83,6 +81,8 @@ class Intake:
                     raise self._too_late(delivery, left_s)
                 delivery.deadline_s = deadline_s
                 hub.wheel.add(delivery, deadline_s, now_s)
+        if hub.instruments is not None:
+            hub.instruments.accepted(delivery)
         mailbox.put(delivery)
         return delivery
 
@@ -112,15 +112,19 @@ class Intake:
     def give_back(self, reply: Message) -> None:
         """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit."""
         message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
-        if message is None or self.refusing is not None:
-            return
-        cell, service, now_s = cast("Cell", self), self.services[type(message)], self.hub.clock()
-        self.mailbox.put(Delivery(cell, self.hub.next_id(), message, service, None, self.name, None, (), now_s))
+        if message is not None and self.refusing is None:
+            self.push(message, self.name)
+
+    def push(self, message: Message, sender: str | None) -> None:
+        """Queue what the runtime itself sends, whatever the mailbox's limit."""
+        service, now_s = self.services[type(message)], self.hub.clock()
+        self.mailbox.put(Delivery(self, self.hub.next_id(), message, service, None, sender, None, (), now_s))
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""
         while (delivery := self.mailbox.oldest()) is not None:
             self.withdraw(delivery, Reason.STOP)
+        self.mailbox.grant(everyone=True)
 
     def _too_late(self, delivery: Delivery, left_s: float) -> HostWeightsError:
         if not left_s > 0.0:
@@ -130,14 +134,20 @@ class Intake:
         expected_s = self.mailbox.backlog_s + delivery.service.mean_s
         return Overloaded.of(self.name, delivery.name, expected_s, left_s)
 
-    def _refusal(self, message: Message, *, known: bool) -> HostWeightsError:
+    def _make_room(self, message: Message) -> None:
+        """Give up the oldest queued tell where the actor declares it, else refuse the new message."""
+        oldest = self.mailbox.oldest_tell() if self.spec.drop_oldest else None
+        if oldest is None:
+            self.hub.dead_letters.add(self.name, 0, DeadReason.MAILBOX_FULL)
+            raise MailboxFull.of(self.name, type(message).__name__, self.mailbox.limit)
+        self.mailbox.bury(oldest)
+        self.hub.dead_letters.add(self.name, oldest.id, DeadReason.MAILBOX_FULL)
+
+    def _refusal(self, message: Message) -> HostWeightsError:
         name = type(message).__name__
         if self.refusing is not None:
             self.hub.dead_letters.add(self.name, 0, DeadReason.ACTOR_STOPPED)
             return ActorStopped.of(self.name, name, self.hub.why(self.refusing))
-        if not known:
-            self.hub.dead_letters.add(self.name, 0, DeadReason.UNACCEPTED)
-            accepted = ", ".join(sorted(kind.__name__ for kind in self.services))
-            return refused(Code.UNSUPPORTED, f"actor {self.name!r} does not accept {name}; it accepts {accepted}")
-        self.hub.dead_letters.add(self.name, 0, DeadReason.MAILBOX_FULL)
-        return MailboxFull.of(self.name, name, self.mailbox.limit)
+        self.hub.dead_letters.add(self.name, 0, DeadReason.UNACCEPTED)
+        accepted = ", ".join(sorted(kind.__name__ for kind in self.services))
+        return refused(Code.UNSUPPORTED, f"actor {self.name!r} does not accept {name}; it accepts {accepted}")

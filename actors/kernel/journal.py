@@ -5,13 +5,15 @@ too slow ends the journal, not the work; ``failure`` then says why, and the file
 """
 
 import asyncio
+from collections import deque
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
-from ...messages.base import Message
-from ...messages.envelope import Envelope, Kind
+from ...messages.base import MESSAGES_VERSION, Message
+from ...messages.envelope import Kind
 from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from ...messages.journal import (
     Answered,
@@ -20,26 +22,27 @@ from ...messages.journal import (
     Critical,
     DeadLetter,
     DeadReason,
-    Dequeued,
     Drawn,
     Emitted,
     Ended,
-    Finished,
     JournalHeader,
-    JournalRecord,
+    JournalPolicy,
     Performed,
     Started,
     Stopped,
     Stopping,
     Told,
+    Watched,
 )
 from .delivery import Delivery
-from .journal_file import FileWriter, frame_head
+from .journal_file import RECORD_LIMIT_BYTES, FileWriter, frame, frame_of
+from .journal_redaction import Redactor
 
 _FLUSH_BYTES = 64 * 1024
 _FLUSH_S = 0.05
-_ASK, _TELL = Kind.ASK, Kind.TELL
 _PENDING_LIMIT_BYTES = 256 * 2**20
+_ASK, _TELL = Kind.ASK.value, Kind.TELL.value
+_REPLIED = Ended.REPLIED
 
 
 def _raw(message: Message | None) -> msgspec.Raw:
@@ -48,35 +51,64 @@ def _raw(message: Message | None) -> msgspec.Raw:
 
 
 class Journal:
-    """The journal of one system; every method is called on its loop."""
+    """The journal of one system; every method is called on its loop, if nothing else is said.
 
-    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, package_version: str) -> None:
+    What a message costs most often, its two records, is written as the tuple that the record class encodes to.
+    """
+
+    def __init__(self, policy: JournalPolicy, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._package_version = package_version
-        self._writer = FileWriter(path, self._failed_in_thread)
-        self._chunks: list[bytes] = []
+        self._package_version = "unknown"
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._redactor = Redactor() if policy.redact_paths else None
+        self._ring: deque[bytes] | None = deque(maxlen=policy.ring_records) if policy.ring_records else None
+        self._writer: FileWriter | None = None
+        if policy.path is not None:
+            path = Path(policy.path)
+            self._writer = FileWriter(path, self._head, self._failed_in_thread, policy.rotate_bytes, policy.keep_parts)
+        self._entries: list[bytes] = []
         self._size_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._encode = msgspec.msgpack.Encoder().encode
         self.failure: Failure | None = None
 
     def open(self) -> None:
-        """Create the file; blocking. Raises ``io_error`` when it exists or cannot be created."""
-        self._writer.open()
-        header = JournalHeader(package_version=self._package_version, clock_s=self._loop.time())
-        payload = self._encode(header)
-        self._chunks += (frame_head(payload), payload)
+        """Create the file; blocking, on any thread. Raises ``io_error`` when it exists or cannot be created."""
+        self._package_version = _package_version()
+        if self._writer is not None:
+            self._writer.open()
 
-    def close(self) -> None:
-        """Write everything and sync; blocking, and the last call."""
-        self._write_chunks()
-        self._writer.close()
-
-    def disarm(self) -> None:
-        """Let go of the flush timer, before ``close`` is called on another thread."""
+    def hand_over(self) -> None:
+        """Let go of the flush timer and hand everything to the writer, before ``flush`` or ``close``."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._write()
+
+    def flush(self) -> None:
+        """Wait until what was handed over is in the file; blocking, on another thread."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write everything that was handed over and sync; blocking, on another thread, and the last call."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def recent(self) -> bytes:
+        """The newest records, from memory, in the form of a journal file."""
+        if self._ring is None:
+            return b""
+        newest = [*self._ring, *self._entries][-(self._ring.maxlen or 0) :]
+        return self._head(0) + (frame_of(newest) if newest else b"")
+
+    def _head(self, part: int) -> bytes:
+        header = JournalHeader(
+            package_version=self._package_version,
+            clock_s=self._loop.time(),
+            part=part,
+            redacted=self._redactor is not None,
+        )
+        return frame(msgspec.msgpack.encode(header))
 
     def started(self, actor: str, incarnation: int, handling: int, settings: Message | None) -> None:
         """An incarnation begins."""
@@ -85,18 +117,28 @@ class Journal:
     def dequeued(self, delivery: Delivery, incarnation: int, position: int, clock_s: float) -> None:
         """A handler begins."""
         actor = delivery.cell.name
-        envelope = Envelope(
-            id=delivery.id,
-            kind=_TELL if delivery.future is None else _ASK,
-            sender=delivery.sender,
-            recipient=actor,
-            deadline_s=delivery.deadline_s,
-            cause=delivery.cause,
-            chain=delivery.chain,
-            body=_raw(delivery.message),
-        )
+        kind = _TELL if delivery.future is None else _ASK
         self._record(
-            Dequeued(actor=actor, incarnation=incarnation, position=position, clock_s=clock_s, envelope=envelope)
+            (
+                "journal.dequeued",
+                actor,
+                incarnation,
+                position,
+                clock_s,
+                (
+                    MESSAGES_VERSION,
+                    delivery.id,
+                    kind,
+                    delivery.sender,
+                    actor,
+                    delivery.deadline_s,
+                    delivery.cause,
+                    delivery.trace,
+                    delivery.chain,
+                    None,
+                    delivery.message,
+                ),
+            )
         )
 
     def drawn(self, actor: str, handling: int, value: float | str) -> None:
@@ -121,6 +163,10 @@ class Journal:
         """A handler told."""
         self._record(Told(actor=actor, handling=handling, recipient=recipient, body=_raw(message), failure=failure))
 
+    def watched(self, actor: str, handling: int, recipient: str) -> None:
+        """A handler began to watch an actor."""
+        self._record(Watched(actor=actor, handling=handling, recipient=recipient))
+
     def emitted(self, actor: str, handling: int, event: Message) -> None:
         """A handler published an event."""
         self._record(Emitted(actor=actor, handling=handling, body=_raw(event)))
@@ -137,9 +183,8 @@ class Journal:
         self, actor: str, handling: int, clock_s: float, ended: Ended, body: Message | None, failure: Failure | None
     ) -> None:
         """A handler ended."""
-        self._record(
-            Finished(actor=actor, handling=handling, clock_s=clock_s, ended=ended, body=_raw(body), failure=failure)
-        )
+        end = "replied" if ended is _REPLIED else ended
+        self._record(("journal.finished", actor, handling, clock_s, end, body, failure))
 
     def dead_letter(self, actor: str, envelope_id: int, reason: DeadReason) -> None:
         """A message or reply came to nothing."""
@@ -153,21 +198,27 @@ class Journal:
         """An incarnation ended."""
         self._record(Stopped(actor=actor, incarnation=incarnation, failure=failure))
 
-    def _record(self, record: JournalRecord) -> None:
+    def _record(self, record: object) -> None:
         if self.failure is not None:
             return
         try:
-            payload = self._encode(record)
-            self._chunks.append(frame_head(payload))
+            entry = self._encode(record if self._redactor is None else self._redactor.record(record))
         except (msgspec.MsgspecError, OverflowError, TypeError, ValueError) as found:
-            text = f"the journal ends early: {type(record).__name__} cannot be written: {found}"
-            self._give_up(error(Stage.RUNTIME, Code.UNSUPPORTED, text))
+            self._give_up(Code.UNSUPPORTED, f"{_kind(record)} cannot be written: {found}")
             return
-        self._chunks.append(payload)
-        self._size_bytes += len(payload)
-        if self._size_bytes >= _FLUSH_BYTES:
+        self._entries.append(entry)
+        self._size_bytes = size_bytes = self._size_bytes + len(entry)
+        if size_bytes >= _FLUSH_BYTES or self._timer is None:
+            self._due(entry)
+
+    def _due(self, last: bytes) -> None:
+        """The buffer is full, with ``last`` as its last record, or nobody will come to empty it yet."""
+        if len(last) > RECORD_LIMIT_BYTES:
+            self._entries.pop()
+            self._give_up(Code.UNSUPPORTED, f"a record of {len(last)} bytes is over {RECORD_LIMIT_BYTES}")
+        elif self._size_bytes >= _FLUSH_BYTES:
             self._flush()
-        elif self._timer is None:
+        else:
             self._timer = self._loop.call_later(_FLUSH_S, self._flush_by_timer)
 
     def _flush_by_timer(self) -> None:
@@ -175,22 +226,34 @@ class Journal:
         self._flush()
 
     def _flush(self) -> None:
-        if self._writer.pending_bytes > _PENDING_LIMIT_BYTES:
-            text = f"the journal ends early: the disk is {_PENDING_LIMIT_BYTES} bytes behind"
-            self._give_up(error(Stage.RUNTIME, Code.IO_ERROR, text))
+        if self._writer is not None and self._writer.pending_bytes > _PENDING_LIMIT_BYTES:
+            self._give_up(Code.IO_ERROR, f"the disk is {_PENDING_LIMIT_BYTES} bytes behind")
         else:
-            self._write_chunks()
+            self._write()
 
-    def _write_chunks(self) -> None:
-        if self._chunks:
-            self._writer.write(b"".join(self._chunks))
-            self._chunks.clear()
-            self._size_bytes = 0
+    def _write(self) -> None:
+        entries, self._entries = self._entries, []
+        if self._ring is not None:
+            self._ring.extend(entries)
+        if self._writer is not None and entries:
+            self._writer.write(entries, self._size_bytes)
+        self._size_bytes = 0
 
     def _failed_in_thread(self, failed: HostWeightsError) -> None:
         if self.failure is None:
             self.failure = failed.failure
 
-    def _give_up(self, failed: HostWeightsError) -> None:
-        self.failure = failed.failure
-        self._write_chunks()
+    def _give_up(self, code: Code, why: str) -> None:
+        self.failure = error(Stage.RUNTIME, code, f"the journal ends early: {why}").failure
+        self._write()
+
+
+def _kind(record: object) -> str:
+    return str(record[0]) if isinstance(record, tuple) else type(record).__name__
+
+
+def _package_version() -> str:
+    try:
+        return version("hostweights")
+    except PackageNotFoundError:
+        return "unknown"

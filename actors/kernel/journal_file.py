@@ -1,15 +1,15 @@
-"""The journal on disk: frames of u32 little-endian length, u32 little-endian CRC-32, msgpack payload.
+"""The journal on disk: a writer with a thread of its own, and a reader.
 
-The writer appends to the file from one thread of its own; the loop only fills a buffer. The reader gives out records
-one by one, ends at a torn tail and says so, and refuses everything else that is not exactly a journal.
+The writer appends whole frames to the file; the loop only hands it encoded records. The reader gives out records one by
+one, ends at a torn tail and says so, and refuses everything else that is not exactly a journal.
 """
 
 import os
+import re
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -18,41 +18,88 @@ from typing import BinaryIO, Self
 import msgspec
 
 from ...messages.failure import Code, HostWeightsError, Stage, error
-from ...messages.journal import JOURNAL_VERSION, JournalHeader, JournalRecord
+from ...messages.journal import JOURNAL_VERSION, JOURNAL_VERSIONS, JournalEntry, JournalHeader, JournalRecord
+from .journal_versions import array_of, upgraded
 
 FRAME = struct.Struct("<II")
 RECORD_LIMIT_BYTES = 16 * 2**20
-"""A longer frame is refused, written or read."""
+"""A longer record is not written."""
+FRAME_LIMIT_BYTES = RECORD_LIMIT_BYTES + 2**20
+"""A longer frame is not read; one holds at most a record of the longest kind and what was collected before it."""
+PART_DIGITS = 6
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload with what stands before it."""
+    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def frame_of(entries: list[bytes]) -> bytes:
+    """One frame of encoded records."""
+    return frame(array_of(entries))
+
+
+def part_path(path: Path, number: int) -> Path:
+    """Where the full part ``number``, from 1, of a journal is kept."""
+    return path.with_name(f"{path.name}.{number:0{PART_DIGITS}}")
+
+
+def full_parts(path: Path) -> list[Path]:
+    """The full parts of a journal that are still there, oldest first."""
+    name = re.compile(re.escape(path.name) + rf"\.\d{{{PART_DIGITS}}}")
+    return sorted(found for found in path.parent.iterdir() if name.fullmatch(found.name))
 
 
 class FileWriter:
-    """Writes buffers to a new file, in order, from one thread. ``failed`` is called on that thread, once at most."""
+    """Writes batches of records to a new file, in order, from one thread.
 
-    def __init__(self, path: Path, failed: Callable[[HostWeightsError], None]) -> None:
+    ``header`` gives the frame that begins a part. ``failed`` is called on the writer's thread, once at most.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Callable[[int], bytes],
+        failed: Callable[[HostWeightsError], None],
+        rotate_bytes: int | None,
+        keep_parts: int | None,
+    ) -> None:
         self._path = path
+        self._header = header
         self._failed = failed
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._rotate_bytes = rotate_bytes
+        self._keep_parts = keep_parts
+        self._queue: SimpleQueue[list[bytes] | threading.Event | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._thread: threading.Thread | None = None
         self._file = -1
+        self._part = 0
+        self._size_bytes = 0
 
     def open(self) -> None:
-        """Create the file and start the thread; blocking. An existing file is refused, never appended to."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        """Create the file and start the thread; blocking. An existing journal is refused, never appended to."""
         try:
-            self._file = os.open(self._path, flags, 0o600)
+            if full_parts(self._path):
+                raise FileExistsError(17, "parts of an older journal of that name exist")
+            self._begin_part()
         except OSError as found:
             text = f"journal {self._path} could not be created: {found.strerror}; name a new file in a writable folder"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
         self._thread = threading.Thread(target=self._run, name="journal-writer")
         self._thread.start()
 
-    def write(self, buffer: bytes) -> None:
-        """Hand a buffer over; never waits."""
+    def write(self, entries: list[bytes], size_bytes: int) -> None:
+        """Hand encoded records over; never waits."""
         with self._lock:
-            self._pending_bytes += len(buffer)
-        self._queue.put(buffer)
+            self._pending_bytes += size_bytes
+        self._queue.put(entries)
+
+    def flush(self) -> None:
+        """Wait until what was handed over is in the file, or the writer has failed; blocking."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait()
 
     @property
     def pending_bytes(self) -> int:
@@ -68,12 +115,40 @@ class FileWriter:
 
     def _run(self) -> None:
         broken = False
-        while (buffer := self._queue.get()) is not None:
-            broken = broken or not self._try(partial(write_all, self._file, buffer))
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            broken = broken or not self._try(lambda entries=item: self._append(entries))  # type: ignore[misc]  # mypy cannot infer a default's type
             with self._lock:
-                self._pending_bytes -= len(buffer)
-        broken = broken or not self._try(partial(os.fsync, self._file))
-        os.close(self._file)
+                self._pending_bytes -= sum(map(len, item))
+        broken = broken or not self._try(lambda: os.fsync(self._file))
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _append(self, entries: list[bytes]) -> None:
+        data = frame_of(entries)
+        write_all(self._file, data)
+        self._size_bytes += len(data)
+        if self._rotate_bytes is not None and self._size_bytes >= self._rotate_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        os.fsync(self._file)
+        self._part += 1
+        self._path.rename(part_path(self._path, self._part))
+        full, self._file = self._file, -1
+        os.close(full)
+        if self._keep_parts is not None and self._part > self._keep_parts:
+            part_path(self._path, self._part - self._keep_parts).unlink(missing_ok=True)
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self._path, flags, 0o600)
+        header = self._header(self._part)
+        write_all(self._file, header)
+        self._size_bytes = len(header)
 
     def _try(self, step: Callable[[], None]) -> bool:
         try:
@@ -93,30 +168,31 @@ def write_all(file: int, data: bytes) -> None:
             done += os.write(file, view[done:])
 
 
-def frame_head(payload: bytes) -> bytes:
-    """What stands before an encoded record; OverflowError for one longer than a reader takes."""
-    if len(payload) > RECORD_LIMIT_BYTES:
-        raise OverflowError(f"a record of {len(payload)} bytes is longer than a journal takes ({RECORD_LIMIT_BYTES})")
-    return FRAME.pack(len(payload), zlib.crc32(payload))
-
-
 class JournalReader:
-    """Records of a journal file in order; a context manager and an iterator.
+    """Records of a journal in order, the parts of a rotated one included; a context manager and an iterator.
 
-    A file that ends inside a frame was torn by a crash: iteration ends there and ``torn_bytes`` says how many bytes
-    were left over. A wrong checksum, an unknown record, a frame too long or a first record that is not a header of this
-    version raise ``journal_corrupt``. Holds one record in memory at a time.
+    Reads every version of ``JOURNAL_VERSIONS``. A journal that ends inside a frame was torn by a crash: iteration ends
+    there and ``torn_bytes`` says how many bytes were left over. A wrong checksum, an unknown record, a frame too long,
+    a missing part between others or a first record that is not a header of a known version raise ``journal_corrupt``.
+    Holds one frame in memory at a time.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._paths: list[Path] = []
         self._file: BinaryIO | None = None
-        self._decoder = msgspec.msgpack.Decoder(JournalRecord)
+        self._header = msgspec.msgpack.Decoder(JournalHeader)
+        self._entries = msgspec.msgpack.Decoder(list[JournalEntry])
         self.torn_bytes = 0
+        self.first_part = 0
+        """More than 0 when the oldest parts were removed."""
 
     def __enter__(self) -> Self:
         try:
-            self._file = self._path.open("rb")
+            self._paths = full_parts(self._path)
+            if self._path.exists() or not self._paths:
+                self._paths.append(self._path)
+            self._file = self._paths[0].open("rb")
         except OSError as found:
             text = f"journal {self._path} could not be read: {found.strerror}"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
@@ -129,18 +205,36 @@ class JournalReader:
             self._file.close()
 
     def __iter__(self) -> Iterator[JournalRecord]:
-        offset = 0
-        while (payload := self._frame(offset)) is not None:
+        if self._file is None:
+            raise ValueError("a JournalReader is read inside its with statement")
+        for index, path in enumerate(self._paths):
+            if index:
+                self._file.close()
+                self._file = path.open("rb")
+            if self.torn_bytes:
+                raise _corrupt(path, 0, "follows a part that ends inside a frame")
+            yield from self._part(path, index)
+
+    def _part(self, path: Path, index: int) -> Iterator[JournalRecord]:
+        payload = self._frame(path, 0)
+        if payload is None:
+            return
+        header = self._checked_header(path, payload)
+        if not index:
+            self.first_part = header.part
+        elif header.part != self.first_part + index:
+            raise _corrupt(path, 0, f"begins part {header.part}, part {self.first_part + index} is missing")
+        yield header
+        offset = FRAME.size + len(payload)
+        while (payload := self._frame(path, offset)) is not None:
             try:
-                record = self._decoder.decode(payload)
+                entries = self._entries.decode(upgraded(payload) if header.version == 1 else payload)
             except msgspec.MsgspecError as found:
-                raise self._corrupt(offset, f"holds no known record: {found}") from found
-            if offset == 0:
-                self._check_header(record)
-            yield record
+                raise _corrupt(path, offset, f"holds no known record: {found}") from found
+            yield from entries
             offset += FRAME.size + len(payload)
 
-    def _frame(self, offset: int) -> bytes | None:
+    def _frame(self, path: Path, offset: int) -> bytes | None:
         file = self._file
         if file is None:
             raise ValueError("a JournalReader is read inside its with statement")
@@ -149,22 +243,28 @@ class JournalReader:
             self.torn_bytes = len(head)
             return None
         size, checksum = FRAME.unpack(head)
-        if size > RECORD_LIMIT_BYTES:
-            raise self._corrupt(offset, f"claims {size} bytes, the limit is {RECORD_LIMIT_BYTES}")
+        if size > FRAME_LIMIT_BYTES:
+            raise _corrupt(path, offset, f"claims {size} bytes, the limit is {FRAME_LIMIT_BYTES}")
         payload = file.read(size)
         if len(payload) < size:
             self.torn_bytes = len(head) + len(payload)
             return None
         if zlib.crc32(payload) != checksum:
-            raise self._corrupt(offset, "does not match its checksum")
+            raise _corrupt(path, offset, "does not match its checksum")
         return payload
 
-    def _check_header(self, record: JournalRecord) -> None:
-        if not isinstance(record, JournalHeader):
-            raise self._corrupt(0, "is not a journal header")
-        if record.version != JOURNAL_VERSION:
-            raise self._corrupt(0, f"is of journal version {record.version}, this reader knows {JOURNAL_VERSION}")
+    def _checked_header(self, path: Path, payload: bytes) -> JournalHeader:
+        try:
+            header = self._header.decode(payload)
+        except msgspec.MsgspecError as found:
+            raise _corrupt(path, 0, f"is not a journal header: {found}") from found
+        if header.version not in JOURNAL_VERSIONS:
+            raise _corrupt(
+                path, 0, f"is of journal version {header.version}, this reader knows {JOURNAL_VERSION} and older"
+            )
+        return header
 
-    def _corrupt(self, offset: int, found: str) -> HostWeightsError:
-        text = f"journal {self._path}: the frame at byte {offset} {found}"
-        return error(Stage.RUNTIME, Code.JOURNAL_CORRUPT, text, path=self._path, offset=offset)
+
+def _corrupt(path: Path, offset: int, found: str) -> HostWeightsError:
+    text = f"journal {path}: the frame at byte {offset} {found}"
+    return error(Stage.RUNTIME, Code.JOURNAL_CORRUPT, text, path=path, offset=offset)

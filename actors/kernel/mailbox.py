@@ -14,13 +14,15 @@ class Mailbox:
     Items are taken after the wake-up, never handed over by it, so a cancel between the two loses nothing.
     """
 
-    __slots__ = ("_items", "_loop", "_nudged", "_waiter", "backlog_s", "length", "limit")
+    __slots__ = ("_items", "_loop", "_nudged", "_waiter", "backlog_s", "length", "limit", "offers")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop = loop
         self._items: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._nudged = False
+        self.offers: deque[asyncio.Future[None]] = deque()
+        """Who waits for room, in order."""
         self.limit = limit
         self.length = 0
         self.backlog_s = 0.0
@@ -54,6 +56,8 @@ class Mailbox:
                 delivery.state = TAKEN
                 self.length = length = self.length - 1
                 self.backlog_s = self.backlog_s - delivery.expected_s if length else 0.0
+                if self.offers:
+                    self.grant()
                 return delivery
         return None
 
@@ -72,6 +76,42 @@ class Mailbox:
         if len(self._items) > _COMPACT_AT + 2 * self.length:
             self._items = deque(item for item in self._items if item.state == QUEUED)
 
+    async def room(self, deadline_s: float | None, *, first: bool) -> None:
+        """Wait until there may be room, or the deadline has passed, or ``grant`` says that there will be none.
+
+        Waiters are let through in their order; one that must wait again stays ``first``.
+        """
+        offer: asyncio.Future[None] = self._loop.create_future()
+        if first:
+            self.offers.appendleft(offer)
+        else:
+            self.offers.append(offer)
+        timer = None if deadline_s is None else self._loop.call_at(deadline_s, _let_through, offer)
+        try:
+            await offer
+        except asyncio.CancelledError:
+            if not offer.cancelled():
+                self.grant()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if offer in self.offers:
+                self.offers.remove(offer)
+
+    def grant(self, *, everyone: bool = False) -> None:
+        """Let the first who waits for room look again, or everyone because there will be none."""
+        while self.offers:
+            offer = self.offers.popleft()
+            if not offer.done():
+                offer.set_result(None)
+                if not everyone:
+                    return
+
+    def oldest_tell(self) -> Delivery | None:
+        """The oldest queued message that nobody waits for."""
+        return next((item for item in self._items if item.state == QUEUED and item.future is None), None)
+
     def oldest(self) -> Delivery | None:
         """What ``take`` would give, left where it is."""
         return next((item for item in self._items if item.state == QUEUED), None)
@@ -86,9 +126,17 @@ class Mailbox:
             return None
         if messages and self._items:
             return None
-        self._waiter = waiter = self._loop.create_future()
+        waiter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        self._waiter = waiter
         return waiter
 
     def _forget(self, delivery: Delivery) -> None:
         self.length -= 1
         self.backlog_s = self.backlog_s - delivery.expected_s if self.length else 0.0
+        if self.offers:
+            self.grant()
+
+
+def _let_through(offer: "asyncio.Future[None]") -> None:
+    if not offer.done():
+        offer.set_result(None)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast
@@ -56,7 +57,8 @@ def replay(journal: Path, actor_name: str, create: Create, union: type[Message] 
     """Replay one actor of a journal and stop at the first difference.
 
     ``create`` builds an incarnation from its recorded settings (msgpack; nil without); ``union`` is the type that
-    decodes the actor's messages, effects and outcomes. Blocking, without clock and threads; call it where no event
+    decodes the actor's messages, effects and outcomes. A journal whose oldest parts were removed is replayed from the
+    actor's first start that is left. Blocking, without clock and threads; call it where no event
     loop runs. Raises ``journal_corrupt`` for a file that is no journal, ``invalid_config`` for an actor it does not
     name.
     """
@@ -66,8 +68,10 @@ def replay(journal: Path, actor_name: str, create: Create, union: type[Message] 
             for position, record in enumerate(reader)
             if not isinstance(record, JournalHeader | DeadLetter) and record.actor == actor_name
         ]
+        if reader.first_part:  # what began in a part that was removed cannot be replayed
+            records = list(dropwhile(lambda each: not isinstance(each[1], Started), records))
     if not records:
-        text = f"journal {journal} holds no record of actor {actor_name!r}"
+        text = f"journal {journal} holds no record of actor {actor_name!r}, or none since its start"
         raise error(Stage.RUNTIME, Code.INVALID_CONFIG, text)
     decoder = cast("msgspec.msgpack.Decoder[Message]", msgspec.msgpack.Decoder(union))
     player = _Player(records, create, decoder)

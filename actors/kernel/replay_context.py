@@ -25,6 +25,7 @@ from ...messages.journal import (
     JournalRecord,
     Performed,
     Told,
+    Watched,
 )
 from .errors import HandlerFailed, from_failure
 from .handling import ask_in_critical, blocking_outside_effect
@@ -32,7 +33,7 @@ from .handling import ask_in_critical, blocking_outside_effect
 T = TypeVar("T")
 """Result of blocking work."""
 
-Output = Asked | Critical | Drawn | Emitted | Finished | Performed | Told
+Output = Asked | Critical | Drawn | Emitted | Finished | Performed | Told | Watched
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -236,6 +237,13 @@ class ReplayContext:
         if record.failure is not None:
             raise from_failure(record.failure)
 
+    def watch(self, actor: str) -> None:
+        """Compare the watch."""
+        got = {"watched": actor}
+        position, record = self._run.output(Watched, got)
+        if record.recipient != actor:
+            self._run.diverge(position, record, got)
+
     def emit(self, event: Message) -> None:
         """Compare the event."""
         position, record = self._run.output(Emitted, event)
@@ -345,5 +353,8 @@ def _same(recorded: msgspec.Raw, got: Message | None) -> bool:
 
 def as_json(value: object) -> str:
     """Any part of a journal, or of what a handler did, for a person."""
+    if isinstance(value, msgspec.Struct) and value.__struct_config__.array_like:
+        named = {name: getattr(value, name) for name in value.__struct_fields__}
+        value = {"type": value.__struct_config__.tag, **named}
     data: object = msgspec.msgpack.decode(_ENCODER.encode(value))
     return msgspec.json.encode(data).decode()

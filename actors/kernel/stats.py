@@ -3,6 +3,7 @@
 from ...messages.base import ActorName, Count, Record, Seconds
 from ...messages.failure import Failure
 from ...messages.journal import DeadReason
+from .instruments import MessageStats
 
 
 class ActorStats(Record, frozen=True, kw_only=True):
@@ -31,6 +32,8 @@ class SystemStats(Record, frozen=True, kw_only=True):
     actors: tuple[ActorStats, ...]
     dead_letters: dict[DeadReason, Count]
     dropped_events: Count
+    messages: tuple[MessageStats, ...] = ()
+    """By message type, if the system has instruments."""
     failure: Failure | None
     """Why the system ended by itself."""
     journal_failure: Failure | None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .contract import RestartPolicy
+from .contract import RestartPolicy, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ def decide(
     return after, Restart(after_s=pause_s)
 
 
-def rest_for_one(start_order: Sequence[str], crashed: str) -> tuple[str, ...]:
-    """The actors to restart, in start order: the crashed one and all that were started after it."""
+def to_restart(strategy: Strategy, start_order: Sequence[str], crashed: str) -> tuple[str, ...]:
+    """The actors to restart, in start order, the crashed one first."""
+    if strategy is Strategy.ONE_FOR_ONE:
+        return (crashed,)
     return tuple(start_order[start_order.index(crashed) :])

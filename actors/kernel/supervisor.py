@@ -4,16 +4,18 @@ import asyncio
 from dataclasses import replace
 
 from .cell import Cell
+from .contract import Strategy
 from .errors import HandlerFailed
 from .hub import Hub
 from .latch import Latch
-from .supervision import Escalate, Record, Restart, decide, rest_for_one
+from .supervision import Escalate, Record, Restart, decide, to_restart
 
 
 class Supervisor:
     """Started and stopped by the system; everything it awaits belongs to its actors."""
 
-    def __init__(self, hub: Hub, shutdown_s: float) -> None:
+    def __init__(self, hub: Hub, shutdown_s: float, strategy: Strategy) -> None:
+        self._strategy = strategy
         self._hub = hub
         self._shutdown_s = shutdown_s
         self._records: dict[str, Record] = {}
@@ -72,8 +74,9 @@ class Supervisor:
         self._closing, self._drain = True, False
 
     async def _restart(self, crashed: Cell, after_s: float) -> None:
-        """Take down what was started later, newest first; pause; start all of it again, oldest first."""
-        cells = [self._hub.cells[name] for name in rest_for_one(tuple(self._hub.cells), crashed.name)]
+        """Take down what goes with it, newest first; pause; start all of it again, oldest first."""
+        names = to_restart(self._strategy, tuple(self._hub.cells), crashed.name)
+        cells = [self._hub.cells[name] for name in names]
         for cell in reversed(cells[1:]):
             if not cell.stopping:
                 cell.pause()

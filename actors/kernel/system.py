@@ -1,21 +1,21 @@
 """``ActorSystem``: actors, asks and tells from outside them, and an orderly end."""
 
 import asyncio
-from collections.abc import Coroutine
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ...messages.base import Message
-from ...messages.budget import Budget
 from ...messages.failure import Code, Failure, HostWeightsError
+from ...messages.journal import JournalPolicy
 from .blocking import CallBudget, WorkerPool, run_blocking
 from .cell import Cell
-from .contract import ActorSpec
+from .contract import ActorSpec, Strategy
 from .errors import ActorStopped, HandlerFailed, from_failure
 from .events import Subscription
 from .hub import Hub, refused
+from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch
 from .stats import ActorStats, SystemStats
@@ -33,9 +33,19 @@ class ActorSystem:
     When an actor's crash ended the system, leaving the block raises that failure, unless the block raised itself.
     """
 
-    def __init__(self, journal: Path | None = None, shutdown_s: float = 30.0) -> None:
-        self._journal_path = journal
+    def __init__(
+        self,
+        journal: Path | JournalPolicy | None = None,
+        shutdown_s: float = 30.0,
+        strategy: Strategy = Strategy.REST_FOR_ONE,
+        pool: type[WorkerPool] = WorkerPool,
+        instruments: Instruments | None = None,
+    ) -> None:
+        self._instruments = instruments
+        self._make_pool = pool
+        self._journal_policy = JournalPolicy(path=str(journal)) if isinstance(journal, Path) else journal
         self._shutdown_s = shutdown_s
+        self._strategy = strategy
         self._closed = Latch()
         self._finishing = False
         self._hub: Hub
@@ -45,16 +55,16 @@ class ActorSystem:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._journal_pool = WorkerPool("journal", 1, loop)
-        if self._journal_path is not None:
-            self._journal = Journal(self._journal_path, loop, _package_version())
+        self._journal_pool = self._make_pool("journal", 1, loop)
+        if self._journal_policy is not None:
+            self._journal = Journal(self._journal_policy, loop)
             try:
-                await self._off_loop(self._journal, "open")
+                await self._off_loop(self._journal.open)
             except BaseException:
                 await self._journal_pool.close()
                 raise
-        self._hub = Hub(loop, self._journal)
-        self._supervisor = Supervisor(self._hub, self._shutdown_s)
+        self._hub = Hub(loop, self._journal, self._make_pool, self._instruments)
+        self._supervisor = Supervisor(self._hub, self._shutdown_s, self._strategy)
         self._supervisor.launch()
         return self
 
@@ -107,6 +117,14 @@ class ActorSystem:
         """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
         self._hub.tell(name, message, None, None)
 
+    def offer(self, name: str, message: Message, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Send, waiting for room in the mailbox; to be awaited, and returns when the message was accepted.
+
+        Raises DeadlineExceeded when there was no room in time and ActorStopped when there will be none; a cancel of the
+        wait leaves nothing queued.
+        """
+        return self._hub.offer(name, message, timeout_s)
+
     def subscribe(self, limit: int = _SUBSCRIPTION_LIMIT) -> Subscription:
         """Listen to events from now on; at most ``limit`` unread ones are kept. Close it when done."""
         return self._hub.events.subscribe(limit)
@@ -143,6 +161,16 @@ class ActorSystem:
         finally:
             await self._finish()
 
+    async def flush_journal(self) -> None:
+        """Return when everything recorded so far is in the journal's file; a killed process loses none of it."""
+        if self._journal is not None and not self._finishing:
+            self._journal.hand_over()
+            await self._off_loop(self._journal.flush)
+
+    def recent_journal(self) -> bytes:
+        """The newest records, from the ring in memory, as the bytes of a journal file; none without a ring."""
+        return b"" if self._journal is None else self._journal.recent()
+
     def stats(self) -> SystemStats:
         """A snapshot."""
         hub = self._hub
@@ -151,6 +179,7 @@ class ActorSystem:
             actors=tuple(_actor_stats(cell, now_s) for cell in hub.cells.values()),
             dead_letters=hub.dead_letters.counts(),
             dropped_events=hub.events.dropped,
+            messages=() if self._instruments is None else self._instruments.snapshot(),
             failure=hub.failure,
             journal_failure=None if self._journal is None else self._journal.failure,
         )
@@ -164,24 +193,21 @@ class ActorSystem:
         self._hub.events.close()
         try:
             if self._journal is not None:
-                self._journal.disarm()
-                await self._off_loop(self._journal, "close")
+                self._journal.hand_over()
+                await self._off_loop(self._journal.close)
         finally:
             await self._journal_pool.close()
             self._closed.open()
 
-    async def _off_loop(self, journal: Journal, step: str) -> None:
-        def call(_: Budget) -> None:
-            journal.open() if step == "open" else journal.close()
-
-        await run_blocking(self._journal_pool, CallBudget(None), call, None)
+    async def _off_loop(self, step: Callable[[], None]) -> None:
+        await run_blocking(self._journal_pool, CallBudget(None), lambda _: step(), None)
 
     def _refuse_from_inside(self) -> None:
         task = asyncio.current_task()
-        for cell in self._hub.cells.values():
-            if cell.owns(task):
-                text = f"a handler of actor {cell.name!r} may not stop actors or the system: it would wait for itself"
-                raise refused(Code.UNSUPPORTED, text)
+        cell = None if task is None else self._hub.owners.get(task)
+        if cell is not None:
+            text = f"a handler of actor {cell.name!r} may not stop actors or the system: it would wait for itself"
+            raise refused(Code.UNSUPPORTED, text)
 
 
 def _check(spec: ActorSpec) -> None:
@@ -219,10 +245,3 @@ def _actor_stats(cell: Cell, now_s: float) -> ActorStats:
         oldest_age_s=0.0 if oldest is None else max(0.0, now_s - oldest.enqueued_s),
         mean_service_s=busy_s / handled if handled else 0.0,
     )
-
-
-def _package_version() -> str:
-    try:
-        return version("hostweights")
-    except PackageNotFoundError:
-        return "unknown"

@@ -4,6 +4,8 @@
 # ruff: noqa: ARG001
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -301,3 +303,24 @@ def test_errors_keep_their_class_through_their_failure(raised: HostWeightsError)
     assert back.failure == raised.failure
     if isinstance(back, DeadlineExceeded):
         assert back.phase == "running"
+
+
+class Held(Message, frozen=True, kw_only=True, weakref=True, tag="t.held"):
+    """A message that can be watched."""
+
+
+@pytest.mark.asyncio
+async def test_an_idle_actor_keeps_no_message_and_no_reply_alive() -> None:
+    class Answers(Scripted):
+        async def receive(self, message: Message, context: Context) -> Message | None:  # noqa: ARG002 - the signature
+            return Held()
+
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Answers(double), accepts=(Held,)))
+        asked = Held()
+        answered = await system.ask("a", asked)
+        watched: list[weakref.ref[Message]] = [weakref.ref(asked), weakref.ref(answered)]
+        del asked, answered
+        await settle()
+        gc.collect()
+        assert [each() for each in watched] == [None, None]

@@ -3,6 +3,7 @@
 # ruff: noqa: ARG002 - fakes keep the protocol's signature; cases are named by their number
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, JournalReader
-from hostweights.actors.kernel.journal_file import FRAME, frame_head
+import loop_guard
+from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, replay
+from hostweights.actors.kernel.journal_file import FRAME, JournalReader, frame, frame_of, full_parts
 from hostweights.messages.base import Message
+from hostweights.messages.envelope import Kind
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.journal import (
     Dequeued,
@@ -21,6 +24,7 @@ from hostweights.messages.journal import (
     Ended,
     Finished,
     JournalHeader,
+    JournalPolicy,
     JournalRecord,
     Started,
     Stopped,
@@ -56,11 +60,13 @@ RECORDS: list[JournalRecord] = [
 
 
 def framed(records: list[JournalRecord]) -> bytes:
-    return b"".join(frame_head(payload) + payload for payload in map(ENCODE, records))
+    """One record a frame."""
+    head, *entries = map(ENCODE, records) if records else [b""]
+    return (frame(head) if head else b"") + b"".join(frame_of([entry]) for entry in entries)
 
 
 def read(path: Path) -> tuple[list[JournalRecord], int]:
-    with JournalReader(path) as reader:
+    with loop_guard.allowed(), JournalReader(path) as reader:
         return list(reader), reader.torn_bytes
 
 
@@ -96,7 +102,7 @@ def test_a_flipped_byte_is_never_read_as_a_record(at: int, flip: int, tmp_path: 
 def test_what_is_no_journal_or_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for record, text in (
-        (RECORDS[1], "not a journal header"),
+        (RECORDS[1], "is not a journal header"),
         (JournalHeader(version=99, package_version="1", clock_s=0.0), "journal version 99"),
     ):
         path.write_bytes(framed([record]))
@@ -179,3 +185,149 @@ async def test_a_quiet_journal_is_flushed_by_time(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
         records, _ = read(path)
         assert isinstance(records[0], JournalHeader)
+
+
+@pytest.mark.asyncio
+async def test_every_record_reads_back_as_the_class_it_stands_for(tmp_path: Path) -> None:
+    """Also those that are written as tuples: their fields are the class's, in its order."""
+    path = tmp_path / "run.journal"
+    async with ActorSystem(path) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Do,)))
+        await system.ask("a", Do(n=7), timeout_s=5.0)
+    records, _ = read(path)
+    dequeued = next(record for record in records if isinstance(record, Dequeued))
+    assert (dequeued.actor, dequeued.incarnation, dequeued.position) == ("a", 1, 0)
+    envelope = dequeued.envelope
+    assert (envelope.kind, envelope.sender, envelope.recipient, envelope.chain) == (Kind.ASK, None, "a", ())
+    assert envelope.deadline_s is not None
+    assert envelope.deadline_s - dequeued.clock_s == pytest.approx(5.0, abs=1.0)
+    finished = next(record for record in records if isinstance(record, Finished) and record.handling == envelope.id)
+    assert (finished.ended, finished.failure) == (Ended.REPLIED, None)
+    assert msgspec.msgpack.decode(finished.body, type=Do) == Do(n=7)
+
+
+@pytest.mark.asyncio
+async def test_a_flushed_journal_survives_kill_9(tmp_path: Path) -> None:
+    """A process of its own flushes, says so, goes on and is killed; what it had flushed is there, whole."""
+    path = tmp_path / "run.journal"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _KILLED, str(path), stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    said = await child.stdout.readline()
+    child.kill()
+    await child.wait()
+    records, _ = read(path)
+    positions = [record.position for record in records if isinstance(record, Dequeued)]
+    assert said == b"flushed 500\n"
+    assert positions[:500] == list(range(500))
+
+
+_KILLED = """
+import asyncio, sys
+from pathlib import Path
+from hostweights.actors.kernel import ActorSpec, ActorSystem
+from hostweights.messages.base import Message
+
+class Do(Message, frozen=True, kw_only=True, tag="t.do"):
+    n: int = 0
+
+class Echo:
+    async def started(self, context): ...
+    async def receive(self, message, context):
+        return message
+    async def stopped(self, context): ...
+
+async def main():
+    async with ActorSystem(Path(sys.argv[1])) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Do,)))
+        for n in range(500):
+            await system.ask("a", Do(n=n))
+        await system.flush_journal()
+        print("flushed 500", flush=True)
+        while True:
+            await system.ask("a", Do())
+
+asyncio.run(main())
+"""
+
+
+async def run_rotating(path: Path, keep_parts: int | None) -> None:
+    policy = JournalPolicy(path=str(path), rotate_bytes=200_000, keep_parts=keep_parts)
+    async with ActorSystem(policy) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Do,)))
+        for n in range(6000):
+            await system.ask("a", Do(n=n))
+
+
+@pytest.mark.asyncio
+async def test_a_long_journal_goes_on_in_parts_and_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    await run_rotating(path, keep_parts=None)
+    with loop_guard.allowed():
+        parts = full_parts(path)
+    assert len(parts) > 2
+    assert all(200_000 <= part.stat().st_size < 400_000 for part in parts)
+    records, torn = read(path)
+    assert torn == 0
+    assert [record.position for record in records if isinstance(record, Dequeued)] == list(range(6000))
+    assert [record.part for record in records if isinstance(record, JournalHeader)] == list(range(len(parts) + 1))
+    path.unlink()
+    with pytest.raises(HostWeightsError, match="parts of an older journal"):
+        async with ActorSystem(path):
+            pass
+    parts[1].unlink()
+    with pytest.raises(HostWeightsError, match="part 1 is missing"):
+        read(path)
+
+
+@pytest.mark.asyncio
+async def test_old_parts_are_removed_and_the_reader_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    await run_rotating(path, keep_parts=1)
+    with loop_guard.allowed():
+        assert len(full_parts(path)) == 1
+    with loop_guard.allowed(), JournalReader(path) as reader:
+        positions = [record.position for record in reader if isinstance(record, Dequeued)]
+        assert reader.first_part > 0
+    assert positions == list(range(positions[0], 6000))
+    with loop_guard.allowed(), pytest.raises(HostWeightsError, match="or none since its start"):
+        replay(path, "a", lambda _: Echo(), Do)
+
+
+@pytest.mark.asyncio
+async def test_the_ring_keeps_the_newest_records_without_a_file(tmp_path: Path) -> None:
+    async with ActorSystem(JournalPolicy(ring_records=10)) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Do,)))
+        for n in range(100):
+            await system.ask("a", Do(n=n))
+        path = tmp_path / "recent.journal"
+        path.write_bytes(system.recent_journal())
+    records, torn = read(path)
+    assert torn == 0
+    assert [record.position for record in records if isinstance(record, Dequeued)] == list(range(95, 100))
+    assert len(records) == 11
+
+
+class Named(Message, frozen=True, kw_only=True, tag="t.named"):
+    """Names files."""
+
+    path: str
+    texts: tuple[str, ...] = ()
+
+
+@pytest.mark.asyncio
+async def test_paths_are_redacted_when_asked_and_stay_comparable(tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    secret = Named(path="/data/secret/model", texts=("could not open /data/secret: gone", "a/b", "GET https://x/y"))
+    async with ActorSystem(JournalPolicy(path=str(path), redact_paths=True)) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Named,)))
+        await system.ask("a", secret)
+    records, _ = read(path)
+    assert b"secret" not in path.read_bytes()
+    assert isinstance(records[0], JournalHeader)
+    assert records[0].redacted
+    dequeued = next(record for record in records if isinstance(record, Dequeued))
+    named = msgspec.msgpack.decode(dequeued.envelope.body, type=Named)
+    assert named.path.count("/") == 3
+    assert named.texts == (f"could not open {named.path.rpartition('/')[0]}: gone", "a/b", "GET https://x/y")

@@ -195,6 +195,21 @@ def test_a_deadline_is_never_early_late_by_one_bucket_and_leaves_no_timer(
     assert not loop.timers
 
 
+def test_a_bucket_that_was_dropped_takes_no_more() -> None:
+    """An empty bucket of the future goes with those that are due; what comes for its tick gets a new one."""
+    loop = HandLoop()
+    expired: list[int] = []
+    wheel = wheel_on(loop, expired)
+    items = [delivery(identity) for identity in range(3)]
+    wheel.add(items[0], 100.1, 100.0)
+    wheel.add(items[1], 101.0, 100.0)
+    wheel.remove(items[1])
+    loop.turn(100.12)
+    wheel.add(items[2], 101.0, 100.12)
+    loop.turn(101.02)
+    assert expired == [0, 2]
+
+
 def test_the_wheel_does_not_grow_with_deadlines_that_are_met() -> None:
     loop = HandLoop()
     wheel = wheel_on(loop, [])

@@ -15,8 +15,9 @@ from hostweights.actors.kernel import (
     Context,
     HandlerFailed,
     RestartPolicy,
+    Strategy,
 )
-from hostweights.actors.kernel.supervision import Escalate, Record, Restart, Stop, decide, rest_for_one
+from hostweights.actors.kernel.supervision import Escalate, Record, Restart, Stop, decide, to_restart
 from hostweights.messages.base import Message
 from hostweights.messages.failure import HostWeightsError
 
@@ -94,8 +95,39 @@ def test_an_unknown_fault_escalates_a_stopping_actor_stops_and_a_failed_clean_up
     assert isinstance(decide(POLICY, Record(stopping=True, cleanup_failed=True), OSError(), 0.0)[1], Escalate)
 
 
-def test_rest_for_one_is_the_crashed_actor_and_all_after_it() -> None:
-    assert rest_for_one(("a", "b", "c"), "b") == ("b", "c")
+def test_rest_for_one_is_the_crashed_actor_and_all_after_it_one_for_one_is_it_alone() -> None:
+    assert to_restart(Strategy.REST_FOR_ONE, ("a", "b", "c"), "b") == ("b", "c")
+    assert to_restart(Strategy.ONE_FOR_ONE, ("a", "b", "c"), "b") == ("b",)
+
+
+@pytest.mark.asyncio
+async def test_one_for_one_leaves_the_others_alone() -> None:
+    log: list[str] = []
+    async with ActorSystem(strategy=Strategy.ONE_FOR_ONE) as system:
+        for name in ("a", "b", "c"):
+            await system.start(
+                ActorSpec(name=name, create=lambda name=name: Counted(log, name), accepts=(Do,), restart=FAST)  # type: ignore[misc]  # bound per loop
+            )
+        with pytest.raises(HandlerFailed):
+            await system.ask("b", Do(what="crash"))
+        assert [await system.ask(name, Do()) for name in "abc"] == [Did(n=1), Did(n=2), Did(n=1)]
+
+
+@pytest.mark.asyncio
+async def test_a_poisoned_message_cannot_restart_an_actor_for_ever() -> None:
+    """Whoever sends it again and again is told the end: the limit is of the actor, not of one message."""
+    log: list[str] = []
+    policy = RestartPolicy(limit=5, window_s=3600.0, backoff_s=0.0, restart_on=(OSError,))
+    answers: list[HostWeightsError] = []
+    with pytest.raises(HandlerFailed, match="crashed 6 times"):
+        async with ActorSystem() as system:
+            await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=policy))
+            while not answers or isinstance(answers[-1], HandlerFailed):
+                with pytest.raises(HostWeightsError) as found:
+                    await system.ask("a", Do(what="crash"))
+                answers.append(found.value)
+    assert [type(answer) for answer in answers] == [HandlerFailed] * 6 + [ActorStopped]
+    assert log.count("create a") == 6
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Cont
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
 from hostweights.messages.failure import HostWeightsError
+from loops import LOOPS, run_on
 
 
 class Do(Message, frozen=True, kw_only=True, tag="t.do"):
@@ -253,7 +254,8 @@ async def test_T39_a_blocked_actor_does_not_block_the_loop_or_others() -> None:
         assert await blocked == Do()
 
 
-def test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind(loop: str) -> None:
     """``asyncio.run`` cancels every task; the actors end in good order."""
     ended: list[str] = []
 
@@ -268,5 +270,5 @@ def test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind() -> N
         await system.start(ActorSpec(name="a", create=lambda: Ends(echo), accepts=(Do,)))
         await system.ask("a", Do())
 
-    asyncio.run(main())
+    run_on(loop, main())
     assert ended == ["a"]

@@ -1,0 +1,271 @@
+"""Serving: one message after the other, several at once where the actor declares it, and how each of them ends."""
+
+import asyncio
+
+from ...messages.base import Message
+from ...messages.failure import Failure, HostWeightsError
+from ...messages.journal import Ended
+from .contract import Actor, ActorSpec
+from .delivery import DONE, RUNNING, TAKEN, Delivery, Reason
+from .errors import HandlerFailed, as_failed
+from .handling import Handling
+from .hub import Hub
+from .intake import Intake
+
+_SLICE_MESSAGES = 64
+_SLICE_S = 0.0005
+_REPLIED = Ended.REPLIED
+
+
+class Serving(Intake):
+    """The handlers of an actor; when its incarnations come and go is the cell's."""
+
+    def __init__(self, hub: Hub, spec: ActorSpec) -> None:
+        super().__init__(hub, spec)
+        self.actor: Actor
+        self.task: asyncio.Task[None]
+        self.pool = hub.make_pool(spec.name, spec.workers, hub.loop)
+        self.incarnation = 0
+        self.stopping = False
+        self.failed = 0
+        self.withdrawn_running = 0
+        self.swallowed_cancels = 0
+        self._position = 0
+        self._cut = False
+        self._draining = False
+        self._crash: Exception | None = None
+        self._current: Handling | None = None
+        self._children: dict[asyncio.Task[None], Delivery] = {}
+
+    def stop(self) -> None:
+        """Accept nothing more, withdraw what is queued and running, and end."""
+        self.stopping = True
+        self.refusing = self.refusing or "the actor is stopping"
+        self.pause()
+        self.refuse_queued()
+
+    def pause(self) -> None:
+        """End the incarnation and keep what is queued for the next one."""
+        self._cut = True
+        for delivery in reversed(tuple(self._children.values())):
+            self.mailbox.untake(delivery)
+            if delivery.state == RUNNING:
+                self.withdraw(delivery, Reason.STOP)
+        if self._current is not None:
+            self._current.withdraw(Reason.STOP)
+        self.mailbox.nudge()
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:  # noqa: C901 - one frame for the path that every message takes
+        """Handle messages until the incarnation is cut or drained.
+
+        The serial handler is awaited here and not in a coroutine of its own: that would be a tenth of what an ask
+        costs. A message starts when the one before it ended, so that one reading of the clock serves both.
+        """
+        mailbox, clock, task, receive = self.mailbox, self.hub.clock, self.task, self.actor.receive
+        reply: Message | None
+        raised: BaseException | None
+        num_handled, now_s = 0, clock()
+        slice_end_s = now_s + _SLICE_S
+        while not self._cut:
+            delivery = mailbox.take()
+            if delivery is None:
+                if self._draining and not self._children:
+                    return
+                handling = reply = raised = None  # an idle actor keeps nothing alive
+                if (waiter := mailbox.waiter()) is not None:
+                    try:
+                        await waiter
+                    except asyncio.CancelledError:
+                        self._foreign_cancel()
+                num_handled, now_s = 0, clock()
+                slice_end_s = now_s + _SLICE_S
+                continue
+            if delivery.service.concurrent:
+                await self._dispatch(delivery)
+                now_s = clock()
+            elif (handling := self._begin(delivery, task, now_s)) is not None:
+                reply = raised = None
+                self._current = handling
+                try:
+                    reply = await receive(delivery.message, handling)
+                except (asyncio.CancelledError, Exception) as found:  # noqa: BLE001 - see _end_otherwise
+                    raised = found
+                handling.ended = True
+                self._current = None
+                if raised is None and not handling.cancel_sent and not task.cancelling():
+                    now_s = self._end(delivery, handling, reply)
+                else:
+                    now_s = await self._end_otherwise(delivery, handling, reply, raised)
+            num_handled += 1
+            if mailbox.length and (num_handled >= _SLICE_MESSAGES or now_s >= slice_end_s):
+                await self._yield()
+                num_handled, now_s = 0, clock()
+                slice_end_s = now_s + _SLICE_S
+
+    async def _dispatch(self, delivery: Delivery) -> None:
+        """Run a handler beside the others, when there is room for it."""
+        while len(self._children) >= self.spec.concurrency_limit and not self._cut:
+            await self._wait(messages=False)
+        if self._cut:
+            self.mailbox.untake(delivery)
+        if delivery.state != TAKEN:
+            return
+        name = f"actor-{self.name}-{delivery.id}"
+        task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
+        self._children[task] = delivery
+        self.hub.owners[task] = self
+        if task.done():
+            self._child_done(task)
+        else:
+            task.add_done_callback(self._child_done)
+
+    async def _run_beside(self, delivery: Delivery) -> None:
+        task = asyncio.current_task()
+        if delivery.state != TAKEN or task is None:
+            return
+        self._children[task] = delivery  # an eager task runs before its maker knows it
+        self.hub.owners[task] = self
+        handling = self._begin(delivery, task, self.hub.clock())
+        if handling is None:
+            return
+        reply: Message | None = None
+        raised: BaseException | None = None
+        try:
+            reply = await self.actor.receive(delivery.message, handling)
+        except (asyncio.CancelledError, Exception) as found:  # noqa: BLE001 - see _end_otherwise
+            raised = found
+        handling.ended = True
+        if raised is None and not handling.cancel_sent and not task.cancelling():
+            self._end(delivery, handling, reply)
+        else:
+            await self._end_otherwise(delivery, handling, reply, raised)
+
+    def _child_done(self, task: asyncio.Task[None]) -> None:
+        delivery = self._children.pop(task)
+        self.hub.owners.pop(task, None)
+        if delivery.state != DONE and task.cancelled():
+            self.withdrawn_running += 1
+            delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))
+        self.mailbox.nudge()
+
+    def _begin(self, delivery: Delivery, task: "asyncio.Task[None]", now_s: float) -> Handling | None:
+        """Let a handler begin now; None when its message can no longer be answered in time and is withdrawn."""
+        deadline_s = delivery.deadline_s
+        service = delivery.service
+        if deadline_s is not None and not service.starts(deadline_s - now_s):
+            self.withdraw(delivery, Reason.DEADLINE)
+            return None
+        delivery.handling = handling = Handling(
+            self, delivery.id, task, not service.concurrent, now_s, deadline_s, delivery.chain
+        )
+        delivery.state = RUNNING
+        hub = self.hub
+        if hub.instruments is not None:
+            hub.instruments.began(delivery)
+        journal = hub.journal
+        if journal is not None:
+            journal.dequeued(delivery, self.incarnation, self._position, now_s)
+        self._position += 1
+        return handling
+
+    def _end(self, delivery: Delivery, handling: Handling, reply: Message | None) -> float:
+        """End a message whose handler returned; an ask without a reply failed, and its actor lives on."""
+        hub = self.hub
+        end_s = hub.clock()
+        delivery.service.completed(end_s - handling.start_s)
+        if reply is None and delivery.future is not None:
+            missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
+            self._settle(delivery, handling, Ended.FAILED, missing, end_s)
+            return end_s
+        if hub.journal is not None:
+            hub.journal.finished(self.name, delivery.id, end_s, _REPLIED, reply, None)
+        if hub.instruments is not None:
+            hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
+        if reply is not None and delivery.future is not None:
+            delivery.succeed(reply)
+        else:
+            delivery.state = DONE
+        return end_s
+
+    async def _end_otherwise(
+        self, delivery: Delivery, handling: Handling, reply: Message | None, raised: BaseException | None
+    ) -> float:
+        """End a message whose handler raised or was cancelled: an answer, a crash for the supervisor, a withdrawal."""
+        ended = await self._unwind(handling, raised)
+        if ended is _REPLIED:
+            return self._end(delivery, handling, reply)
+        end_s = self.hub.clock()
+        self._settle(delivery, handling, ended, raised, end_s)
+        return end_s
+
+    async def _unwind(self, handling: Handling, raised: BaseException | None) -> Ended:
+        """Say how a handler ended, with every cancel of it off the task: between handlers there is none."""
+        cancelled = isinstance(raised, asyncio.CancelledError)
+        foreign = False
+        if cancelled or handling.cancel_sent or handling.task.cancelling():
+            pending, foreign = await handling.absorb()
+            if handling.cancel_sent and not cancelled and not pending:
+                self.swallowed_cancels += 1
+        if foreign and handling.task is self.task:
+            self._stop_unasked()
+        if raised is None:
+            return Ended.REPLIED
+        if not cancelled:
+            return Ended.FAILED
+        if foreign and not handling.cancel_sent:
+            handling.reason = Reason.STOP
+        elif not handling.cancel_sent:
+            return Ended.FAILED
+        return Ended.STOPPED if handling.reason is Reason.STOP else Ended.WITHDRAWN
+
+    def _settle(
+        self, delivery: Delivery, handling: Handling, ended: Ended, raised: BaseException | None, end_s: float
+    ) -> None:
+        """End a message that has no reply."""
+        failed: HostWeightsError | None
+        failure: Failure | None = None
+        if ended is Ended.FAILED and raised is not None:
+            self.failed += 1
+            failed = as_failed(self.name, delivery.name, raised)
+            failure = failed.failure
+            if not isinstance(raised, HostWeightsError) and self._crash is None:
+                self._crash = raised if isinstance(raised, Exception) else failed
+                self.pause()
+        else:
+            self.withdrawn_running += 1
+            failed = self.withdrawal_error(delivery, handling.reason or Reason.STOP, running=True)
+        if self.hub.journal is not None:
+            self.hub.journal.finished(self.name, delivery.id, end_s, ended, None, failure)
+        if self.hub.instruments is not None:
+            self.hub.instruments.over(delivery, handling.start_s, end_s, ended)
+        delivery.fail(failed)
+
+    # --- cancels that the runtime did not send ----------------------------------------------------------------------
+
+    async def _wait(self, *, messages: bool) -> None:
+        """Wait for a nudge or, if ``messages``, for one; may return without either, so callers look again."""
+        waiter = self.mailbox.waiter(messages=messages)
+        if waiter is None:
+            return
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._foreign_cancel()
+
+    async def _yield(self) -> None:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._foreign_cancel()
+
+    def _foreign_cancel(self) -> None:
+        """Between handlers the runtime sends no cancel, so someone else wants the task down: stop in good order."""
+        while self.task.cancelling():
+            self.task.uncancel()
+        self._stop_unasked()
+
+    def _stop_unasked(self) -> None:
+        self.refusing = self.refusing or "someone cancelled the actor's task"
+        self.stop()

@@ -1,0 +1,148 @@
+"""What a sender meets at a full mailbox: refused, waiting by a deadline, or the oldest news given up."""
+
+# ruff: noqa: ARG002 - fakes keep the protocol's signature
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded, MailboxFull
+from hostweights.messages.base import Message
+from hostweights.messages.journal import DeadReason
+
+pytestmark = pytest.mark.asyncio
+
+
+class Do(Message, frozen=True, kw_only=True, tag="t.do"):
+    """Ask for something."""
+
+    n: int = 0
+
+
+class Held:
+    """Handles nothing until its gate opens, then remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.seen: list[int] = []
+
+    async def started(self, context: Context) -> None: ...
+
+    async def receive(self, message: Message, context: Context) -> Message | None:
+        assert isinstance(message, Do)
+        await self.gate.wait()
+        self.seen.append(message.n)
+        return message
+
+    async def perform(self, effect: Message, context: Context) -> Message:
+        return effect
+
+    async def stopped(self, context: Context) -> None: ...
+
+
+@asynccontextmanager
+async def full(*, drop_oldest: bool = False) -> AsyncIterator[tuple[ActorSystem, Held]]:
+    """A held actor that handles message 0 and has 1 and 2 queued, its limit."""
+    async with ActorSystem() as system:
+        actor = Held()
+        spec = ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=2, drop_oldest=drop_oldest)
+        await system.start(spec)
+        system.tell("a", Do(n=0))
+        await passes(3)
+        system.tell("a", Do(n=1))
+        system.tell("a", Do(n=2))
+        yield system, actor
+        actor.gate.set()
+
+
+async def passes(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_tell_and_an_ask_are_refused_at_once() -> None:
+    async with full() as (system, _):
+        with pytest.raises(MailboxFull):
+            system.tell("a", Do(n=3))
+        with pytest.raises(MailboxFull):
+            await system.ask("a", Do(n=3))
+        assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 2}
+
+
+async def test_offers_wait_and_are_let_in_as_they_came() -> None:
+    async with full() as (system, actor):
+        offers = []
+        for n in range(3, 9):
+            offers.append(asyncio.create_task(system.offer("a", Do(n=n))))
+            await passes(1)
+        assert not any(offer.done() for offer in offers)
+        actor.gate.set()
+        await asyncio.gather(*offers)
+        await system.ask("a", Do(n=9))
+        assert actor.seen == list(range(10))
+
+
+async def test_an_offer_that_found_no_room_in_time_says_so_and_leaves_nothing() -> None:
+    async with full() as (system, actor):
+        with pytest.raises(DeadlineExceeded):
+            await system.offer("a", Do(n=3), timeout_s=0.02)
+        actor.gate.set()
+        await system.offer("a", Do(n=4), timeout_s=60.0)
+        await system.ask("a", Do(n=5))
+        assert actor.seen == [0, 1, 2, 4, 5]
+
+
+async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
+    """A withdrawn ask makes room, and the first in line is cancelled in that moment; nothing else makes room."""
+    async with ActorSystem() as system:
+        actor = Held()
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
+        system.tell("a", Do(n=0))
+        await passes(5)
+        queued = asyncio.create_task(system.ask("a", Do(n=1)))
+        await passes(1)
+        first = asyncio.create_task(system.offer("a", Do(n=2)))
+        second = asyncio.create_task(system.offer("a", Do(n=3)))
+        await passes(2)
+        (granted, _) = system._hub.cells["a"].mailbox.offers
+        queued.cancel()
+        while not granted.done():  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        first.cancel()
+        await second
+        actor.gate.set()
+        while len(actor.seen) < 2:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        assert actor.seen == [0, 3]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+@pytest.mark.parametrize("drain", [True, False])
+async def test_an_offer_to_an_actor_that_stops_is_told_at_once(drain: bool) -> None:
+    async with full() as (system, actor):
+        offer = asyncio.create_task(system.offer("a", Do(n=3)))
+        await passes(2)
+        closing = asyncio.create_task(system.close(drain=drain))
+        with pytest.raises(ActorStopped):
+            await offer
+        actor.gate.set()
+        await closing
+        assert actor.seen == ([0, 1, 2] if drain else [])
+        with pytest.raises(ActorStopped):
+            await system.offer("a", Do(n=3))
+
+
+async def test_news_takes_the_place_of_the_oldest_tell_and_never_of_an_ask() -> None:
+    async with full(drop_oldest=True) as (system, actor):
+        system.tell("a", Do(n=3))
+        system.tell("a", Do(n=4))
+        asked = [asyncio.create_task(system.ask("a", Do(n=n))) for n in (5, 6)]
+        await passes(1)
+        with pytest.raises(MailboxFull):
+            system.tell("a", Do(n=7))
+        actor.gate.set()
+        assert await asyncio.gather(*asked) == [Do(n=5), Do(n=6)]
+        assert actor.seen == [0, 5, 6]
+        assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 5}
