@@ -92,7 +92,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a ``.safetensors`` file, or a directory with an index or with exactly one such file.
+    """Open a ``.safetensors`` file, an index, or a directory with an index or with exactly one such file.
 
     Reads the index and the headers, no tensor. Only files named by the index are opened, and each tensor comes from
     the file the index assigns it to. Links are followed once. Raises source_missing, source_ambiguous,

@@ -173,12 +173,23 @@ def generic_record(module: nn.Module) -> ModelRecord:
     """A record by discovery, for a module whose names are the checkpoint's names.
 
     Blocks are the outermost module lists of at least two modules of one class that hold parameters; a list smaller
-    than a tenth of the largest is left out, since it would only waste slots. Without any, nothing streams.
+    than a tenth of the largest is left out, since it would only waste slots. Without any, nothing streams. What was
+    taken for granted stands in the record's ``assumptions``.
     """
     sizes = {path: size for path, size in _block_lists(module) if size > 0}
     largest = max(sizes.values(), default=0)
     blocks = tuple(path for path, size in sizes.items() if size * _MINOR_LIST_RATIO >= largest)
-    return ModelRecord(record_id="generic", version=1, component=type(module).__name__, blocks=blocks)
+    small = [path for path in sizes if path not in blocks]
+    assumptions = (
+        "the checkpoint names every tensor as the model does, in the model's shape and dtype",
+        f"blocks run in the order {', '.join(blocks)}"
+        if blocks
+        else "nothing streams: there is no list of equal blocks",
+        *(f"{path} is too small to stream and stays resident" for path in small),
+    )
+    return ModelRecord(
+        record_id="generic", version=1, component=type(module).__name__, blocks=blocks, assumptions=assumptions
+    )
 
 
 def _block_lists(module: nn.Module) -> Iterator[tuple[str, int]]:
