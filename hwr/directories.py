@@ -8,8 +8,7 @@ import importlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import prod
@@ -24,6 +23,7 @@ from ..messages.dtypes import DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint_files import INDEX_SUFFIX, SUFFIX
+from .default_dtype import DefaultDtype
 from .dtypes import torch_dtype
 from .models import RECORD_OF_CLASS
 from .module_tensors import places
@@ -43,7 +43,7 @@ class ModelSource:
     """All that a load needs: a factory of the module, its checkpoint, its name and its record.
 
     ``factory`` builds the class with its stored configuration in the dtypes that the checkpoint stores, in evaluation
-    mode. While it runs, torch's default dtype is the checkpoint's.
+    mode.
     """
 
     factory: Callable[[], nn.Module]
@@ -130,7 +130,7 @@ def _finished(
     record = RECORD_OF_CLASS.get(name)
 
     def factory() -> nn.Module:
-        with _default_dtype(_main_dtype(checkpoint)):
+        with DefaultDtype(_main_dtype(checkpoint)):
             module = build()
         return module.eval()
 
@@ -172,16 +172,6 @@ def _main_dtype(checkpoint: Checkpoint) -> torch.dtype:
         if tensor.stored.dtype in _FLOATS:
             counts[tensor.stored.dtype] += prod(tensor.stored.shape)
     return torch_dtype(counts.most_common(1)[0][0]) if counts else torch.get_default_dtype()
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _weights(folder: Path, stem: str, variant: str | None) -> Path:

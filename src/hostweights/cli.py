@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.warm import warm
+
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
 
 
@@ -61,6 +63,9 @@ def demo(
         Console().print(render(result))
     if not result.ok:
         raise typer.Exit(1)
+
+
+app.command()(warm)
 
 
 def main() -> None:
