@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SUITES = ("actors", "memory")
+SUITES = ("actors", "loader", "memory")
 PACKAGES = ("hostweights", "torch", "msgspec")
 
 
