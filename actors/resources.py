@@ -22,6 +22,7 @@ from ..hwr.gate import ForwardGate
 from ..hwr.ownership import Ownership
 from ..hwr.records import ModelRecord
 from ..hwr.restore import RestorePlan
+from ..hwr.source_memory import Fingerprint
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import WeightPlan
 from ..messages.store import LeaseInfo
@@ -76,20 +77,31 @@ class Table(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSource:
+    """An opened checkpoint and the plan that binds the model to it."""
+
+    checkpoint: Checkpoint
+    plan: WeightPlan
+
+
+@dataclass(slots=True)
 class Prepared:
-    """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton."""
+    """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
+
+    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not.
+    """
 
     module: torch.nn.Module
     record: ModelRecord
     ownership: Ownership
-    checkpoint: Checkpoint
-    plan: WeightPlan
+    source: OpenSource | None = None
 
 
 @dataclass(slots=True)
 class ModelEntry:
     """One model between ``load`` and ``unload``; it is resolved first, and published or attached only after that.
 
+    ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
     ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
     is the lease that the model's tensors are bound to; the entry holds it until ``unbind``.
     """
@@ -101,6 +113,7 @@ class ModelEntry:
     prepared: Prepared | None = None
     restore: RestorePlan | None = None
     gate: ForwardGate | None = None
+    fingerprint: Fingerprint | None = None
     producer: Producer | None = None
     lease_id: str | None = None
     hold: ExitStack = field(default_factory=ExitStack)

@@ -1,6 +1,6 @@
 """A checkpoint: named tensors in safetensors files, found, checked and read; never mapped, never changed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,23 +76,23 @@ class Checkpoint:
         """
         stored = self.find(key).stored
         tensor = allocate(stored.shape, torch_dtype(stored.dtype), f"checkpoint tensor {key}")
-        self.read_bytes(key, 0, tensor, budget)
+        self.read_ranges(key, [(0, tensor_bytes(tensor))], budget)
         return tensor
 
-    def read_bytes(self, key: str, skip_bytes: int, target: torch.Tensor, budget: Budget) -> None:
-        """Fill ``target`` (CPU, C-contiguous) from the key's bytes, starting ``skip_bytes`` into them.
+    def read_ranges(self, key: str, ranges: Iterable[tuple[int, memoryview]], budget: Budget) -> None:
+        """Fill each memory from the key's bytes, starting so many bytes into them; the file is opened once.
 
-        On an error the target's content is undefined. Raises like ``read``.
+        On an error the content of the memories is undefined. Raises like ``read``.
         """
         found = self.find(key)
         stamp = self.files[found.file].stamp
-        memory = tensor_bytes(target)
         with open_unchanged(stamp) as descriptor:
-            read_at(descriptor, memory, found.stored.offset + skip_bytes, stamp, budget)
+            for skip_bytes, memory in ranges:
+                read_at(descriptor, memory, found.stored.offset + skip_bytes, stamp, budget)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a ``.safetensors`` file, or a directory with an index or with exactly one such file.
+    """Open a ``.safetensors`` file, an index, or a directory with an index or with exactly one such file.
 
     Reads the index and the headers, no tensor. Only files named by the index are opened, and each tensor comes from
     the file the index assigns it to. Links are followed once. Raises source_missing, source_ambiguous,

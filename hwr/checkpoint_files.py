@@ -14,6 +14,7 @@ from .source_files import open_failure, open_regular, stamp_of
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 _CANONICAL = ("model", "diffusion_pytorch_model")
+_INDEX_NAME = re.compile(r"\.safetensors\.index(\.[^.]+)?\.json$")
 _MAX_INDEX_BYTES = 100_000_000
 _SAFE_PART = re.compile(r"[^\x00/\\]+")
 
@@ -36,11 +37,13 @@ def select_files(path: Path) -> Selection:
     root = Path(path).absolute()
     if _is(stat.S_ISDIR, root):
         return _select_in_directory(root)
+    if _INDEX_NAME.search(root.name):
+        return _select_by_index(root.parent, root.name)
     if not root.name.endswith(SUFFIX):
         raise error(
             Stage.SOURCE,
             Code.SOURCE_MISSING,
-            f"{root} is neither a directory nor a {SUFFIX} file; expected a checkpoint file or its directory",
+            f"{root} is neither a directory nor a {SUFFIX} file or index; expected a checkpoint file or its directory",
             file=root,
         )
     return Selection(root.parent, {root.name: root}, None)

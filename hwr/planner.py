@@ -1,37 +1,31 @@
 """The checkpoint planner: prove that every tensor of a model has exactly one source, before anything is touched."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ..messages.budget import Budget
+from ..messages.dtypes import DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from ..messages.plan import Binding, Slice, WeightPlan
+from ..messages.plan import Binding, SourceTensor, WeightPlan
 from .binding_reader import read_binding
 from .checkpoint import Checkpoint, CheckpointTensor
 from .ownership import OwnedTensor, Ownership, collect_ownership
-from .records import ModelRecord, Packing
+from .records import ModelRecord
+from .routes import Route, finished, full_shapes, routes_to
+from .transforms import Cast, Program, StoredFacts, Transform, compile_transform
 
 _SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A checkpoint key that can fill a tensor, whole or, with a packing, the part of it that ``part`` names."""
-
-    key: str
-    packing: Packing | None = None
-    part: str = ""
 
 
 def plan_checkpoint(skeleton: nn.Module, record: ModelRecord, checkpoint: Checkpoint, budget: Budget) -> WeightPlan:
     """Bind every parameter and persistent buffer to one checkpoint tensor of the right shape and dtype.
 
-    Neither the skeleton nor the checkpoint is changed, and no tensor is read, but for one case: names that the model
-    ties and the checkpoint stores apart are compared byte by byte. Raises coverage_incomplete, shape_mismatch,
-    dtype_unsupported, source_ambiguous, and what ``collect_ownership`` raises.
+    Neither the skeleton nor the checkpoint is changed, and no tensor is read, but for one case: where a tensor has
+    several sources (names that the model ties and the checkpoint stores apart; a tensor that stands in it both whole
+    and packed), they are compared byte by byte. Raises coverage_incomplete, shape_mismatch, dtype_unsupported,
+    source_ambiguous, and what ``collect_ownership`` raises.
     """
     ownership = collect_ownership(skeleton, record)
     return plan_ownership(ownership, record, checkpoint, budget)
@@ -39,24 +33,21 @@ def plan_checkpoint(skeleton: nn.Module, record: ModelRecord, checkpoint: Checkp
 
 def plan_ownership(ownership: Ownership, record: ModelRecord, checkpoint: Checkpoint, budget: Budget) -> WeightPlan:
     """``plan_checkpoint`` for tensors that were collected already."""
-    shapes = {tensor.name: tensor.shape for tensor in ownership.tensors}
-    names: dict[str, list[str]] = {name: [name] for name in shapes}
-    for alias, stored in ownership.aliases:
-        names[stored].append(alias)
-        shapes[alias] = shapes[stored]
+    names = _names(ownership)
+    shapes = full_shapes(((name, tensor.shape) for tensor in ownership.tensors for name in names[tensor.name]), record)
     bindings: list[Binding] = []
     missing: list[str] = []
     used: set[str] = set()
     for tensor in ownership.tensors:
-        sources = [source for name in names[tensor.name] for source in _sources(name, record, checkpoint)]
-        if not sources:
+        routes = [route for name in names[tensor.name] for route in routes_to(name, shapes, record, checkpoint.tensors)]
+        if not routes:
             missing.append(tensor.name)
             continue
-        bound = [_bind(tensor, source, names[tensor.name], shapes, checkpoint) for source in sources]
+        bound = [_bind(tensor, route, shapes, record, checkpoint) for route in routes]
         for other in bound[1:]:
             _require_equal(bound[0], other, checkpoint, budget)
         bindings.append(bound[0])
-        used.update(source.key for source in sources)
+        used.update(key for route in routes for key in route.keys)
     unused = tuple(key for key in checkpoint.tensors if key not in used and not record.ignores(key))
     if missing:
         raise _incomplete(missing, unused, checkpoint)
@@ -69,66 +60,42 @@ def plan_ownership(ownership: Ownership, record: ModelRecord, checkpoint: Checkp
     )
 
 
-def _sources(name: str, record: ModelRecord, checkpoint: Checkpoint) -> list[_Source]:
-    """The source of one name, in a list, or none; several are refused."""
-    found = [source for source in _candidates(name, record) if source.key in checkpoint.tensors]
-    if len(found) > 1:
-        keys = ", ".join(source.key for source in found)
-        raise error(
-            Stage.PLANNING,
-            Code.SOURCE_AMBIGUOUS,
-            f"tensor {name} could come from {keys} of checkpoint {checkpoint.root}; "
-            f"record {record.record_id} must lead to one",
-            tensor=name,
-            found=keys,
-        )
-    return found
-
-
-def _candidates(name: str, record: ModelRecord) -> Iterator[_Source]:
-    for key in record.candidates(name):
-        yield _Source(key)
-    for packing in record.packings:
-        for part in packing.parts:
-            if name == part or name.endswith(f".{part}"):
-                for key in record.candidates(name.removesuffix(part) + packing.packed):
-                    yield _Source(key, packing, part)
+def _names(ownership: Ownership) -> dict[str, list[str]]:
+    """By stored name, all names of each tensor."""
+    names: dict[str, list[str]] = {tensor.name: [tensor.name] for tensor in ownership.tensors}
+    for alias, stored in ownership.aliases:
+        names[stored].append(alias)
+    return names
 
 
 def _bind(
     tensor: OwnedTensor,
-    source: _Source,
-    names: Sequence[str],
+    route: Route,
     shapes: Mapping[str, tuple[int, ...]],
+    record: ModelRecord,
     checkpoint: Checkpoint,
 ) -> Binding:
-    found = checkpoint.tensors[source.key]
-    slices: tuple[Slice, ...] = ()
-    expected = tensor.shape
-    if source.packing is not None:
-        lead = next(name.removesuffix(source.part) for name in names if _ends(name, source.part))
-        slices, expected = _cut(tensor, source.packing, source.part, lead, shapes)
-    if found.stored.shape != expected:
+    found = [checkpoint.tensors[key] for key in route.keys]
+    for key, wanted in route.expected:
+        _require_shape(tensor, key, checkpoint.tensors[key], wanted)
+    stored = found[0].stored.dtype
+    if stored is not tensor.dtype and (stored, tensor.dtype) not in record.casts:
+        raise _wrong_dtype(tensor, route.keys[0], stored)
+    facts = {key: StoredFacts(at.stored.shape, at.stored.dtype) for key, at in zip(route.keys, found, strict=True)}
+    program = _compiled(tensor, Cast(finished(route, shapes[route.name], record), tensor.dtype), facts)
+    if program.shape != tensor.shape:
+        text = f"keys {', '.join(route.keys)} make shape {list(program.shape)}, expected {list(tensor.shape)}"
         raise error(
             Stage.PLANNING,
             Code.SHAPE_MISMATCH,
-            f"tensor {tensor.name}: key {source.key} has shape {list(found.stored.shape)}, expected {list(expected)}; "
-            "the checkpoint belongs to a model of another size",
+            f"tensor {tensor.name}: {text}; the checkpoint belongs to a model of another size",
             tensor=tensor.name,
-            key=source.key,
-            found=list(found.stored.shape),
-            expected=list(expected),
         )
-    _require_dtype(tensor, source.key, found)
     return Binding(
         name=tensor.name,
         kind=tensor.kind,
-        file=found.file,
-        key=source.key,
-        offset=found.stored.offset,
-        size_bytes=found.stored.size_bytes,
-        stored_shape=found.stored.shape,
-        slices=slices,
+        sources=tuple(_source(key, checkpoint.tensors[key]) for key in program.keys),
+        copies=program.copies,
         shape=tensor.shape,
         dtype=tensor.dtype,
         stride=tensor.stride,
@@ -136,54 +103,70 @@ def _bind(
     )
 
 
-def _ends(name: str, part: str) -> bool:
-    return name == part or name.endswith(f".{part}")
+def _compiled(tensor: OwnedTensor, transform: Transform, facts: Mapping[str, StoredFacts]) -> Program:
+    try:
+        return compile_transform(transform, facts)
+    except HostWeightsError as problem:
+        text = f"tensor {tensor.name}: {problem}"
+        raise error(Stage.PLANNING, problem.code, text, tensor=tensor.name, key=", ".join(facts)) from problem
 
 
-def _cut(
-    tensor: OwnedTensor, packing: Packing, part: str, lead: str, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[tuple[Slice, ...], tuple[int, ...]]:
-    """Where the part lies in its packed tensor, and the shape the packed tensor must have."""
-    absent = [lead + sibling for sibling in packing.parts if lead + sibling not in shapes]
-    if absent or packing.dim >= len(tensor.shape):
-        text = f"tensor {tensor.name} is packed in {lead}{packing.packed} with {', '.join(packing.parts)}"
-        why = f"the model lacks {', '.join(absent)}" if absent else f"it has no dimension {packing.dim}"
-        raise error(Stage.PLANNING, Code.SHAPE_MISMATCH, f"{text}, but {why}", tensor=tensor.name)
-    dim = packing.dim
-    lengths = [shapes[lead + sibling][dim] for sibling in packing.parts]
-    start = sum(lengths[: packing.parts.index(part)])
-    expected = (*tensor.shape[:dim], sum(lengths), *tensor.shape[dim + 1 :])
-    return (Slice(dim=dim, start=start, length=tensor.shape[dim]),), expected
+def _source(key: str, found: CheckpointTensor) -> SourceTensor:
+    return SourceTensor(
+        file=found.file,
+        key=key,
+        offset=found.stored.offset,
+        size_bytes=found.stored.size_bytes,
+        shape=found.stored.shape,
+        dtype=found.stored.dtype,
+    )
 
 
-def _require_dtype(tensor: OwnedTensor, key: str, found: CheckpointTensor) -> None:
-    if found.stored.dtype is not tensor.dtype:
+def _require_shape(tensor: OwnedTensor, key: str, found: CheckpointTensor, expected: tuple[int, ...]) -> None:
+    if found.stored.shape != expected:
         raise error(
             Stage.PLANNING,
-            Code.DTYPE_UNSUPPORTED,
-            f"tensor {tensor.name}: key {key} has dtype {found.stored.dtype}, the model wants {tensor.dtype}; "
-            "build the model in the checkpoint's dtype",
+            Code.SHAPE_MISMATCH,
+            f"tensor {tensor.name}: key {key} has shape {list(found.stored.shape)}, expected {list(expected)}; "
+            "the checkpoint belongs to a model of another size",
             tensor=tensor.name,
             key=key,
-            found=found.stored.dtype,
-            expected=tensor.dtype,
+            found=list(found.stored.shape),
+            expected=list(expected),
         )
 
 
+def _wrong_dtype(tensor: OwnedTensor, key: str, stored: DType) -> HostWeightsError:
+    return error(
+        Stage.PLANNING,
+        Code.DTYPE_UNSUPPORTED,
+        f"tensor {tensor.name}: key {key} has dtype {stored}, the model wants {tensor.dtype}; "
+        "build the model in the checkpoint's dtype, or let its record declare the cast",
+        tensor=tensor.name,
+        key=key,
+        found=stored,
+        expected=tensor.dtype,
+    )
+
+
 def _require_equal(first: Binding, second: Binding, checkpoint: Checkpoint, budget: Budget) -> None:
-    """Names the model ties must not differ in the checkpoint: else one of them would silently lose its values."""
-    if (first.key, first.slices) == (second.key, second.slices):
+    """Several sources of one tensor must hold equal bytes: else which of them wins would decide the values."""
+    if (first.sources, first.copies) == (second.sources, second.copies):
         return
     one, two = read_binding(checkpoint, first, budget), read_binding(checkpoint, second, budget)
     if not torch.equal(one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8)):
         raise error(
             Stage.PLANNING,
             Code.SOURCE_AMBIGUOUS,
-            f"the model ties tensor {first.name} to others, but keys {first.key} and {second.key} of checkpoint "
-            f"{checkpoint.root} differ; untie the model, or fix the checkpoint",
+            f"tensor {first.name} could come from {_keys(first)} or {_keys(second)} of checkpoint {checkpoint.root}, "
+            "which differ; remove one of them, untie the model, or let its record lead to one",
             tensor=first.name,
-            found=f"{first.key}, {second.key}",
+            found=f"{_keys(first)}, {_keys(second)}",
         )
+
+
+def _keys(binding: Binding) -> str:
+    return " with ".join(source.key for source in binding.sources)
 
 
 def _incomplete(missing: Sequence[str], unused: Sequence[str], checkpoint: Checkpoint) -> HostWeightsError:

@@ -45,7 +45,7 @@ def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, 
         representation=RepresentationIdentity(
             name=REPRESENTATION, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
         ),
-        layout=LayoutIdentity(name=f"blocks:{','.join(record.blocks)}"),
+        layout=LayoutIdentity(name=f"blocks:{','.join(record.blocks)}", tp_size=record.tp_size, tp_rank=record.tp_rank),
         producer=ProducerIdentity(
             name=PRODUCER_NAME,
             version=PRODUCER_VERSION,
@@ -126,7 +126,7 @@ class CheckpointProducer:
         return self._plan
 
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
-        """Yield each tensor in memory of its own, slices applied.
+        """Yield each tensor in memory of its own, transforms applied.
 
         Raises source_changed or io_error; the source is compared with its stamps before, at each read and after.
         """

@@ -5,7 +5,7 @@ validator.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -13,6 +13,7 @@ import msgspec
 from blake3 import blake3
 from torch import nn
 
+from ..messages.dtypes import DType
 from ..messages.failure import Code, Stage, error
 
 
@@ -21,12 +22,49 @@ class Packing:
     """One checkpoint tensor that holds several tensors of the model, joined along ``dim`` in the given order.
 
     A name that ends in one of ``parts`` is cut out of the key whose ending is ``packed`` instead; where the cuts lie
-    follows from the model's own shapes. Endings are matched at a dot.
+    follows from the model's own shapes. With ``group`` (a length for each part) the packed tensor repeats those
+    lengths group by group. Endings are matched at a dot.
     """
 
     packed: str
     parts: tuple[str, ...]
     dim: int = 0
+    group: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A tensor of the model that joins several tensors of the checkpoint along ``dim``; endings, matched at a dot."""
+
+    merged: str
+    parts: tuple[str, ...]
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """A tensor that the checkpoint stores in groups of ``sections``, and the model section by section.
+
+    Grouped QKV with d rows a head and n query heads a group has the sections (n * d, d, d): the model gets all Q, then
+    all K, then all V. ``name`` is an ending, matched at a dot.
+    """
+
+    name: str
+    sections: tuple[int, ...]
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A tensor of which each tensor-parallel rank holds an equal share along ``dim``.
+
+    ``sections`` are the relative lengths of parts that are shared one by one: (1, 1) is gate and up. ``name`` is an
+    ending, matched at a dot.
+    """
+
+    name: str
+    dim: int
+    sections: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +72,14 @@ class ModelRecord:
     """One kind of model.
 
     ``blocks`` are paths of the module lists whose items stream, in execution order. ``renames`` are pairs (prefix in
-    the model, prefix in the checkpoint); each pair that fits a name gives a candidate key. ``ignored_keys`` are
-    shell patterns of checkpoint keys that the model does not need. ``version`` rises whenever a change here could
-    change published bytes. ``validator`` raises when a loaded model is not as the record wants it.
+    the model, prefix in the checkpoint); each pair that fits a name gives a candidate key, and another one with all
+    ``replacements`` (text in the model, text in the checkpoint) made. ``ignored_keys`` are shell patterns of
+    checkpoint keys that the model does not need. ``transposed`` are endings of matrices that the checkpoint stores
+    transposed. ``casts`` are the pairs (stored dtype, wanted dtype) that may be converted; any other difference is
+    refused. ``shards`` say what a tensor-parallel rank holds; ``tp_size`` and ``tp_rank`` are set by ``for_rank``, and
+    the module's shapes are then the rank's own. ``version`` rises whenever a change here could change published
+    bytes. ``assumptions`` are sentences for a person: what was taken for granted. ``validator`` raises when a loaded
+    model is not as the record wants it.
     """
 
     record_id: str
@@ -47,21 +90,64 @@ class ModelRecord:
     ignored_keys: tuple[str, ...] = ()
     packings: tuple[Packing, ...] = ()
     validator: Callable[[nn.Module], None] | None = None
+    replacements: tuple[tuple[str, str], ...] = ()
+    merges: tuple[Merge, ...] = ()
+    regroups: tuple[Regroup, ...] = ()
+    transposed: tuple[str, ...] = ()
+    casts: tuple[tuple[DType, DType], ...] = ()
+    shards: tuple[Shard, ...] = ()
+    tp_size: int = 1
+    tp_rank: int = 0
+    assumptions: tuple[str, ...] = ()
 
     def candidates(self, name: str) -> tuple[str, ...]:
         """The checkpoint keys under which a model name may stand, without repeats."""
-        keys = [new + name[len(old) :] for old, new in self.renames if name.startswith(old)]
+        keys: list[str] = []
+        for old, new in self.renames:
+            if name.startswith(old):
+                key = replaced = new + name[len(old) :]
+                for text, other in self.replacements:
+                    replaced = replaced.replace(text, other)
+                keys.extend((key, replaced))
         return tuple(dict.fromkeys(keys))
 
     def ignores(self, key: str) -> bool:
         """Whether a checkpoint key is known to be unneeded."""
         return any(fnmatchcase(key, pattern) for pattern in self.ignored_keys)
 
+    def shard_of(self, name: str) -> Shard | None:
+        """How ranks share a tensor, or None when every rank holds all of it."""
+        return next((shard for shard in self.shards if ends_with(name, shard.name)), None)
+
+    def for_rank(self, tp_size: int, tp_rank: int) -> "ModelRecord":
+        """The record of one rank, whose modules have the rank's own shapes; it publishes an artifact of its own.
+
+        Raises invalid_config for a rank outside the group, and for a record that declares no shards.
+        """
+        if not 0 <= tp_rank < tp_size:
+            text = f"rank {tp_rank} is not in a tensor-parallel group of {tp_size}; ranks are 0 to {tp_size - 1}"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+        if tp_size > 1 and not self.shards:
+            text = f"record {self.record_id} declares no shards, so that ranks cannot share the model; declare them"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+        return replace(self, tp_size=tp_size, tp_rank=tp_rank)
+
+
+def ends_with(name: str, ending: str) -> bool:
+    """Whether a name ends in an ending that starts at a dot, or is it."""
+    return name == ending or name.endswith(f".{ending}")
+
 
 def mapping_digest(record: ModelRecord) -> str:
     """BLAKE3 over what decides which bytes of a checkpoint go into which tensor, whatever the record calls itself."""
-    packings = [(packing.packed, packing.parts, packing.dim) for packing in record.packings]
-    return blake3(msgspec.json.encode((record.renames, packings))).hexdigest()
+    rules = (
+        [(rule.packed, rule.parts, rule.dim, rule.group) for rule in record.packings],
+        [(rule.merged, rule.parts, rule.dim) for rule in record.merges],
+        [(rule.name, rule.sections, rule.dim) for rule in record.regroups],
+        [(rule.name, rule.dim, rule.sections) for rule in record.shards],
+    )
+    renames = (record.renames, record.replacements, record.transposed, record.casts)
+    return blake3(msgspec.json.encode((renames, rules))).hexdigest()
 
 
 def block_names(module: nn.Module, record: ModelRecord) -> tuple[str, ...]:
@@ -87,12 +173,23 @@ def generic_record(module: nn.Module) -> ModelRecord:
     """A record by discovery, for a module whose names are the checkpoint's names.
 
     Blocks are the outermost module lists of at least two modules of one class that hold parameters; a list smaller
-    than a tenth of the largest is left out, since it would only waste slots. Without any, nothing streams.
+    than a tenth of the largest is left out, since it would only waste slots. Without any, nothing streams. What was
+    taken for granted stands in the record's ``assumptions``.
     """
     sizes = {path: size for path, size in _block_lists(module) if size > 0}
     largest = max(sizes.values(), default=0)
     blocks = tuple(path for path, size in sizes.items() if size * _MINOR_LIST_RATIO >= largest)
-    return ModelRecord(record_id="generic", version=1, component=type(module).__name__, blocks=blocks)
+    small = [path for path in sizes if path not in blocks]
+    assumptions = (
+        "the checkpoint names every tensor as the model does, in the model's shape and dtype",
+        f"blocks run in the order {', '.join(blocks)}"
+        if blocks
+        else "nothing streams: there is no list of equal blocks",
+        *(f"{path} is too small to stream and stays resident" for path in small),
+    )
+    return ModelRecord(
+        record_id="generic", version=1, component=type(module).__name__, blocks=blocks, assumptions=assumptions
+    )
 
 
 def _block_lists(module: nn.Module) -> Iterator[tuple[str, int]]:

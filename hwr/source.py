@@ -7,27 +7,37 @@ from typing import Final
 from blake3 import blake3
 
 from ..messages.budget import Budget
-from ..messages.plan import FileStamp
 from .checkpoint import Checkpoint, CheckpointFile
+from .contract import Progress
 from .digest_cache import DigestCache
-from .source_files import CHUNK_BYTES, open_unchanged, read_at
+from .file_hasher import FileHasher
 
 _SNAPSHOT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def source_digest(checkpoint: Checkpoint, cache: DigestCache | None, budget: Budget) -> str:
+def source_digest(
+    checkpoint: Checkpoint, cache: DigestCache | None, budget: Budget, progress: Progress | None = None
+) -> str:
     """One digest over name, size and content of each used file, and over which file each tensor is taken from.
 
-    Reads every byte of every file that neither ``cache`` knows nor a hub snapshot proves. Paths and times do not
-    enter. Raises source_changed when a file is not the one the checkpoint opened, before or after hashing.
+    Reads every byte of every file that neither ``cache`` knows nor a hub snapshot proves; the next piece is read
+    while the last one is hashed. Paths and times do not enter. Raises source_changed when a file is not the one the
+    checkpoint opened, before or after hashing.
     """
     checkpoint.verify_unchanged()
     combined = blake3()
-    for index, file in enumerate(checkpoint.files):
-        _feed(combined, file.name, str(file.stamp.size_bytes), _content_of(file, cache, budget))
-        for key in sorted(key for key, tensor in checkpoint.tensors.items() if tensor.file == index):
-            _feed(combined, key)
+    total_bytes = sum(file.stamp.size_bytes for file in checkpoint.files)
+    done_bytes = 0
+    with FileHasher(budget, progress, total_bytes) as hasher:
+        for index, file in enumerate(checkpoint.files):
+            hasher.begin(done_bytes)
+            _feed(combined, file.name, str(file.stamp.size_bytes), _content_of(file, cache, hasher))
+            done_bytes += file.stamp.size_bytes
+            for key in sorted(key for key, tensor in checkpoint.tensors.items() if tensor.file == index):
+                _feed(combined, key)
+    if progress is not None:
+        progress(total_bytes, total_bytes)
     checkpoint.verify_unchanged()
     return combined.hexdigest()
 
@@ -39,27 +49,14 @@ def _feed(hasher: blake3, *texts: str) -> None:
         hasher.update(len(encoded).to_bytes(8, "little") + encoded)
 
 
-def _content_of(file: CheckpointFile, cache: DigestCache | None, budget: Budget) -> str:
+def _content_of(file: CheckpointFile, cache: DigestCache | None, hasher: FileHasher) -> str:
     """The file's content digest, with the name of its function."""
     proven = hub_digest(file.path)
     if proven is not None:
         return f"sha256:{proven}"
     if cache is None:
-        return f"blake3:{_hash_file(file.stamp, budget)}"
-    return f"blake3:{cache.digest(file.stamp, lambda: _hash_file(file.stamp, budget))}"
-
-
-def _hash_file(stamp: FileStamp, budget: Budget) -> str:
-    hasher = blake3()
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, max(stamp.size_bytes, 1))))
-    with open_unchanged(stamp) as descriptor:
-        done = 0
-        while done < stamp.size_bytes:
-            piece = buffer[: min(len(buffer), stamp.size_bytes - done)]
-            read_at(descriptor, piece, done, stamp, budget)
-            hasher.update(piece)
-            done += len(piece)
-    return hasher.hexdigest()
+        return f"blake3:{hasher.hash_file(file.stamp)}"
+    return f"blake3:{cache.digest(file.stamp, lambda: hasher.hash_file(file.stamp))}"
 
 
 def hub_digest(path: Path) -> str | None:

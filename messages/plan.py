@@ -1,6 +1,6 @@
 """A weight plan: for each tensor of a model, where its bytes lie.
 
-The same shape describes a checkpoint (with slices, before publication) and a leased artifact (without).
+A binding says which boxes of which stored tensors make the tensor; whole tensors are one box.
 """
 
 from .base import Count, Name, OffsetBytes, Path, Record, Shape, SizeBytes, Stride
@@ -21,29 +21,46 @@ class FileStamp(Record, frozen=True, kw_only=True):
     mtime_ns: int
 
 
-class Slice(Record, frozen=True, kw_only=True):
-    """Elements ``start`` to ``start + length`` of dimension ``dim`` of the stored tensor."""
+class SourceTensor(Record, frozen=True, kw_only=True):
+    """A stored tensor that a binding reads.
 
-    dim: Count
-    start: Count
-    length: Count
-
-
-class Binding(Record, frozen=True, kw_only=True):
-    """One tensor of the model and its source.
-
-    ``file`` is an index into the plan's files; ``offset`` and ``stored_shape`` describe the stored tensor, ``shape``
-    and ``stride`` the tensor the model wants, after ``slices`` were applied in order.
+    ``file`` is an index into the plan's files; ``offset`` counts from the start of the file.
     """
 
-    name: Name
-    kind: TensorKind
     file: Count
     key: Name
     offset: OffsetBytes
     size_bytes: SizeBytes
-    stored_shape: Shape
-    slices: tuple[Slice, ...] = ()
+    shape: Shape
+    dtype: DType
+
+
+class RegionCopy(Record, frozen=True, kw_only=True):
+    """One box of a stored tensor, put into one box of the wanted tensor.
+
+    ``source`` is an index into the binding's sources; ``start`` and ``shape`` are the box in the stored tensor's
+    dimensions, ``target`` is where it starts in the wanted tensor, whose dimension i is the stored dimension
+    ``axes[i]``. Values are cast to each dtype of ``casts`` in turn.
+    """
+
+    source: Count
+    start: Shape
+    shape: Shape
+    target: Shape
+    axes: tuple[Count, ...]
+    casts: tuple[DType, ...] = ()
+
+
+class Binding(Record, frozen=True, kw_only=True):
+    """One tensor of the model, the stored tensors it comes from, and the copies that fill each element once.
+
+    ``shape`` and ``stride`` are of the tensor the model wants.
+    """
+
+    name: Name
+    kind: TensorKind
+    sources: tuple[SourceTensor, ...]
+    copies: tuple[RegionCopy, ...]
     shape: Shape
     dtype: DType
     stride: Stride

@@ -1,24 +1,26 @@
 """The ResolverActor's port: skeletons, checkpoints, restoration and the canonical load."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from ...hwr.checkpoint import Checkpoint, open_checkpoint
+from ...hwr.contract import ProductionPlan
 from ...hwr.digest_cache import DigestCache
 from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
-from ...hwr.ownership import Ownership, collect_ownership
+from ...hwr.ownership import collect_ownership
 from ...hwr.planner import plan_ownership
-from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for
+from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for, production_plan
 from ...hwr.records import ModelRecord, generic_record
 from ...hwr.restore import plan_restore
 from ...hwr.skeleton import build_skeleton
 from ...hwr.source import source_digest
+from ...hwr.source_memory import SourceMemory, source_fingerprint
 from ...messages.budget import Budget
-from ...messages.failure import Code, Stage
+from ...messages.failure import Code, Stage, error
 from ...messages.plan import WeightPlan
 from ...messages.resolver import (
     CanonicalLoaded,
@@ -30,7 +32,7 @@ from ...messages.resolver import (
     Restored,
     RestorePlanned,
 )
-from ..resources import ModelEntry, Prepared, Resources, checkpoint_producer_id
+from ..resources import ModelEntry, OpenSource, Prepared, Resources, checkpoint_producer_id
 from .faults import answered
 
 DigestDirectory = Callable[[Budget], Path | None]
@@ -44,16 +46,26 @@ class LocalLoader:
         self._digest_directory = digest_directory
 
     def identify(self, effect: Identify, budget: Budget) -> Identified:
-        """Prepare the model, hash its source (or remember its digest), and register a checkpoint producer."""
+        """Prepare the model, find out its source's digest, and register a checkpoint producer.
+
+        The digest of a checkpoint that nobody touched since it was made is remembered: then no weight file is opened.
+        """
         entry = self._resources.models.get(effect.model_id)
-        prepared = _prepare(entry, budget)
+        prepared = _prepare(entry)
+        entry.fingerprint = fingerprint = source_fingerprint(entry.source)
         directory = self._digest_directory(budget)
-        cache = None if directory is None else DigestCache(directory)
-        digest = source_digest(prepared.checkpoint, cache, budget)
+        memory = None if directory is None else SourceMemory(directory / "sources")
+        digest = None if memory is None else memory.find(fingerprint)
+        if digest is None:
+            cache = None if directory is None else DigestCache(directory)
+            digest = source_digest(_open_source(entry, prepared, budget).checkpoint, cache, budget)
+            _require_untouched(entry)
+            if memory is not None:
+                memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
         identity = identity_for(prepared.record, prepared.ownership, digest, name)
         producer_id = checkpoint_producer_id(effect.model_id)
-        self._resources.producers.put(producer_id, CheckpointProducer(prepared.plan, prepared.checkpoint))
+        self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
 
     def plan_restore(self, effect: PlanRestore, budget: Budget) -> RestorePlanned:
@@ -80,25 +92,58 @@ class LocalLoader:
         entry = self._resources.models.get(effect.model_id)
         if effect.fresh:
             entry.prepared = None
-        prepared = entry.prepared or _prepare(entry, budget)
+        prepared = entry.prepared or _prepare(entry)
+        source = _open_source(entry, prepared, budget)
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
-            loaded_bytes = load_canonical(prepared.module, prepared.plan, prepared.checkpoint, budget)
+            loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
         _validate(prepared)
         entry.producer = ModelProducer(prepared.module, prepared.ownership)
         entry.gate = ForwardGate.install(prepared.module)
         return CanonicalLoaded(loaded_bytes=loaded_bytes)
 
 
-def _prepare(entry: ModelEntry, budget: Budget) -> Prepared:
-    """Everything that is known before a byte of a weight is read."""
+class _SourceProducer:
+    """Streams a model's checkpoint, which it opens when it is asked to produce; implements ``contract.Producer``."""
+
+    def __init__(self, entry: ModelEntry, prepared: Prepared) -> None:
+        self._entry = entry
+        self._prepared = prepared
+        self._plan = production_plan(prepared.ownership)
+
+    @property
+    def plan(self) -> ProductionPlan:
+        """What will be written."""
+        return self._plan
+
+    def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
+        """As ``CheckpointProducer.produce``; also raises what opening and planning the checkpoint raise."""
+        source = _open_source(self._entry, self._prepared, budget)
+        return CheckpointProducer(source.plan, source.checkpoint).produce(budget)
+
+
+def _prepare(entry: ModelEntry) -> Prepared:
+    """Everything that is known before the checkpoint is looked at."""
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and load again"):
         module: torch.nn.Module = build_skeleton(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
-    ownership: Ownership = collect_ownership(module, record)
-    checkpoint: Checkpoint = open_checkpoint(entry.source)
-    plan: WeightPlan = plan_ownership(ownership, record, checkpoint, budget)
-    entry.prepared = Prepared(module, record, ownership, checkpoint, plan)
+    entry.prepared = Prepared(module, record, collect_ownership(module, record))
     return entry.prepared
+
+
+def _open_source(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenSource:
+    """The opened checkpoint, once; raises source_changed when it is not the one that the model was identified by."""
+    if prepared.source is None:
+        checkpoint: Checkpoint = open_checkpoint(entry.source)
+        plan: WeightPlan = plan_ownership(prepared.ownership, prepared.record, checkpoint, budget)
+        _require_untouched(entry)
+        prepared.source = OpenSource(checkpoint, plan)
+    return prepared.source
+
+
+def _require_untouched(entry: ModelEntry) -> None:
+    if entry.fingerprint is not None and source_fingerprint(entry.source) != entry.fingerprint:
+        text = f"{entry.source} was replaced or changed after the model was identified; load it again"
+        raise error(Stage.SOURCE, Code.SOURCE_CHANGED, text, file=entry.source)
 
 
 def _validate(prepared: Prepared) -> None:

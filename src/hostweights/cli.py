@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hostweights.commands.replay import replay
+from hostweights.commands.warm import warm
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
 
@@ -66,6 +67,7 @@ def demo(
 
 
 app.command()(replay)
+app.command()(warm)
 
 
 def main() -> None:

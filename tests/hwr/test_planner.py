@@ -24,7 +24,7 @@ from hostweights.hwr.producers import CheckpointProducer, ModelProducer, identit
 from hostweights.hwr.records import ModelRecord, Packing, generic_record
 from hostweights.hwr.skeleton import build_skeleton
 from hostweights.messages.failure import Code
-from hostweights.messages.plan import Slice, WeightPlan
+from hostweights.messages.plan import WeightPlan
 from loader_models import (
     Bert,
     budget,
@@ -70,7 +70,7 @@ def test_B7_prefix_and_unused_head_are_known_to_the_record(tmp_path: Path) -> No
     extra = {"bert.pooler.dense.weight": torch.ones(1), "cls.seq": torch.ones(1), "mystery": torch.ones(1)}
     checkpoint = bert_checkpoint(tmp_path, "bert.", extra)
     plan = planned(build_skeleton(Bert), BERT_ENCODER, checkpoint)
-    assert all(binding.key == f"bert.{binding.name}" for binding in plan.bindings)
+    assert all(binding.sources[0].key == f"bert.{binding.name}" for binding in plan.bindings)
     assert plan.unused_keys == ("mystery",)
 
 
@@ -161,8 +161,8 @@ def test_B4_parts_of_a_packed_tensor_equal_torch_split(
     skeleton = build_skeleton(lambda: Projections(rows, dim))
     plan = planned(skeleton, packed_record(len(rows), dim), checkpoint)
     starts = [0, *itertools.accumulate(rows)]
-    slices = [(Slice(dim=dim, start=a, length=n),) for a, n in zip(starts, rows, strict=False)]
-    assert [b.slices for b in plan.bindings] == slices
+    cuts = [(copy.start[dim], copy.shape[dim]) for binding in plan.bindings for copy in binding.copies]
+    assert cuts == [(start, size) for start, size in zip(starts, rows, strict=False) if size]
     load_canonical(skeleton, plan, checkpoint, budget())
     for parameter, part in zip(skeleton.parameters(), torch.split(whole, list(rows), dim), strict=True):
         assert torch.equal(parameter, part)
@@ -363,7 +363,7 @@ def test_B7_real_minilm_checkpoint_plans_loads_and_understands_words() -> None:
     plan = planned(skeleton, BERT_ENCODER, checkpoint)
     assert plan.unused_keys == ()
     assert len(plan.bindings) == 5 + 6 * 16
-    per_block = [sum(b.size_bytes for b in plan.bindings if b.block == block) for block in range(6)]
+    per_block = [sum(b.sources[0].size_bytes for b in plan.bindings if b.block == block) for block in range(6)]
     assert per_block == [7_097_856] * 6
     load_canonical(skeleton, plan, checkpoint, budget())
     stock = load_file(path)

@@ -11,11 +11,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from blake3 import blake3
 
-from hostweights.hwr import source
+from hostweights.hwr import file_hasher
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.checkpoint import open_checkpoint
 from hostweights.hwr.digest_cache import SETTLED_NS, DigestCache
+from hostweights.hwr.file_hasher import FileHasher
 from hostweights.hwr.source import hub_digest, source_digest
 from hostweights.hwr.source_files import stamp_of
 from hostweights.messages.failure import Code
@@ -37,13 +39,13 @@ def digest(path: Path, cache: DigestCache | None = None) -> str:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were really hashed."""
     seen: list[str] = []
-    real: Callable[[FileStamp, object], str] = source._hash_file  # type: ignore[assignment]  # wider on purpose
+    real = FileHasher.hash_file
 
-    def counting(stamp: FileStamp, limit: object) -> str:
+    def counting(hasher: FileHasher, stamp: FileStamp) -> str:
         seen.append(stamp.path)
-        return real(stamp, limit)
+        return real(hasher, stamp)
 
-    monkeypatch.setattr(source, "_hash_file", counting)
+    monkeypatch.setattr(FileHasher, "hash_file", counting)
     return seen
 
 
@@ -68,16 +70,30 @@ def test_T12_digest_covers_which_file_a_tensor_is_taken_from(tmp_path: Path) -> 
 def test_B1_file_that_changes_while_it_is_hashed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "model.safetensors", weights())
     checkpoint = open_checkpoint(path)
-    real = source._hash_file
+    real = FileHasher.hash_file
 
-    def racing(stamp: FileStamp, limit: PlainBudget) -> str:
-        result = real(stamp, limit)
+    def racing(hasher: FileHasher, stamp: FileStamp) -> str:
+        result = real(hasher, stamp)
         os.utime(path, ns=(1, 1))
         return result
 
-    monkeypatch.setattr(source, "_hash_file", racing)
+    monkeypatch.setattr(FileHasher, "hash_file", racing)
     with refused(Code.SOURCE_CHANGED, "model.safetensors"):
         source_digest(checkpoint, None, budget())
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1000])
+def test_B1_digest_is_of_the_whole_file_whatever_the_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    path = save(tmp_path / "model.safetensors", weights())
+    monkeypatch.setattr(file_hasher, "CHUNK_BYTES", chunk_bytes)
+    steps: list[tuple[int, int]] = []
+    size = path.stat().st_size
+    with FileHasher(budget(), lambda done, total: steps.append((done, total)), size) as hasher:
+        found = hasher.hash_file(open_checkpoint(path).stamps[0])
+    assert found == blake3(path.read_bytes()).hexdigest()
+    assert steps == [(min(done, size), size) for done in range(chunk_bytes, size + chunk_bytes, chunk_bytes)]
 
 
 def test_B1_cancel_ends_hashing(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Publishing a checkpoint ahead of time, without a serving model; blocking, for a command or a thread."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..hwr.budget import PlainBudget as PlainBudget
+from ..hwr.checkpoint import open_checkpoint
+from ..hwr.digest_cache import DigestCache
+from ..hwr.ownership import collect_ownership
+from ..hwr.planner import plan_ownership
+from ..hwr.producers import CheckpointProducer, identity_for
+from ..hwr.records import ModelRecord, generic_record
+from ..hwr.sharding import shard_skeleton
+from ..hwr.skeleton import build_skeleton
+from ..hwr.source import source_digest
+from ..hwr.store import LocalStore
+from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
+from ..messages.config import Config
+from ..messages.failure import Code, Stage, printable
+from .ports.faults import answered
+
+Step = Callable[[str, int, int], None]
+"""Called with what is done ("read" or "write"), bytes done and bytes in all, from the working thread; quick."""
+
+
+class Warmed(Record, frozen=True, kw_only=True):
+    """One artifact that is ready: made now (``built``), by another process meanwhile (``joined``), or long ago."""
+
+    name: Name
+    key: Digest
+    generation: Generation
+    directory: Text
+    size_bytes: SizeBytes
+    tensors: Count
+    blocks: Count
+    tp_size: Count
+    tp_rank: Count
+    built: bool
+    joined: bool
+    seconds: Seconds
+    assumptions: tuple[Text, ...]
+
+
+def warm(
+    config: Config,
+    factory: Callable[[], torch.nn.Module],
+    source: str | Path,
+    *,
+    record: ModelRecord | None = None,
+    name: str | None = None,
+    budget: PlainBudget | None = None,
+    progress: Step | None = None,
+) -> Warmed:
+    """Publish the artifact that ``HostWeights.load`` of the same arguments looks for, unless it is there.
+
+    Holds one tensor and one chunk of the checkpoint at a time, whatever the model's size. With a record ``for_rank``
+    the factory may build the whole model, of which the rank's share is published. Cancelling the budget, or an error,
+    leaves nothing behind. Raises HostWeightsError.
+    """
+    begun = time.monotonic()
+    budget = budget or PlainBudget()
+    step = progress or _ignore
+    with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and try again"):
+        skeleton: torch.nn.Module = build_skeleton(factory)
+    record = record or generic_record(skeleton)
+    shard_skeleton(skeleton, record)
+    ownership = collect_ownership(skeleton, record)
+    checkpoint = open_checkpoint(Path(source))
+    plan = plan_ownership(ownership, record, checkpoint, budget)
+    store = LocalStore.open(Path(config.root), config.wait, budget)
+    try:
+        digest = source_digest(
+            checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
+        )
+        identity = identity_for(record, ownership, digest, name or type(skeleton).__name__)
+        built = store.build(
+            identity,
+            CheckpointProducer(plan, checkpoint),
+            config.validation,
+            budget,
+            lambda done, total: step("write", done, total),
+            lease_id="warm",
+        )
+        manifest = built.lease.manifest
+        directory = built.lease.directory
+        built.lease.close()
+    finally:
+        store.close()
+    return Warmed(
+        name=identity.source.model,
+        key=manifest.key,
+        generation=directory.name,
+        directory=printable(str(directory)),
+        size_bytes=sum(file.size_bytes for file in manifest.files),
+        tensors=len(manifest.tensors),
+        blocks=len(manifest.blocks),
+        tp_size=record.tp_size,
+        tp_rank=record.tp_rank,
+        built=built.built,
+        joined=built.joined,
+        seconds=time.monotonic() - begun,
+        assumptions=record.assumptions,
+    )
+
+
+def _ignore(step: str, done: int, total: int) -> None:
+    """Nobody wants to know."""

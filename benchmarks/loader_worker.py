@@ -1,0 +1,109 @@
+"""One way of the loader suite in its own process: ``python -m benchmarks.loader_worker WAY STORE SOURCE``."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from benchmarks.loader_model import Small
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.checkpoint import open_checkpoint
+from hostweights.hwr.ownership import collect_ownership
+from hostweights.hwr.producers import identity_for
+from hostweights.hwr.records import generic_record
+from hostweights.hwr.restore import plan_restore
+from hostweights.hwr.skeleton import build_skeleton
+from hostweights.hwr.source import source_digest
+from hostweights.hwr.store import LocalStore
+from hostweights.messages.config import Validation, WaitPolicy
+
+RUNS = 9
+
+
+def acquire(root: Path, source: Path) -> Callable[[], object]:
+    """Look up, plan and bind a thousand tensors to a skeleton that is ready."""
+    budget = PlainBudget()
+    store = LocalStore.open(root, WaitPolicy(), budget)
+    record = generic_record(build_skeleton(Small))
+    identity = identity_for(
+        record,
+        collect_ownership(build_skeleton(Small), record),
+        source_digest(open_checkpoint(source), None, budget),
+        "Small",
+    )
+    numbers = iter(range(1000))
+    kept: list[object] = []
+
+    def run() -> None:
+        begun = time.perf_counter()
+        lease = store.lookup(identity, Validation.METADATA, budget, lease_id=f"lease-{next(numbers)}")
+        looked_up = time.perf_counter()
+        module = build_skeleton(Small)
+        built = time.perf_counter()
+        plan_restore(module, record, lease).commit()  # type: ignore[arg-type]  # a miss would be a broken benchmark
+        bound = time.perf_counter()
+        TIMES.append((looked_up - begun, built - looked_up, bound - built))
+        kept.append((lease, module))
+
+    return run
+
+
+TIMES: list[tuple[float, float, float]] = []
+
+
+def stock_safe_open(source: Path) -> Callable[[], object]:
+    """The safetensors library, tensor by tensor."""
+
+    def run() -> object:
+        found: dict[str, torch.Tensor] = {}
+        for file in sorted(source.glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                found |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
+        return found
+
+    return run
+
+
+def stock_load_file(source: Path) -> Callable[[], object]:
+    """The safetensors library, file by file."""
+    return lambda: [load_file(file) for file in sorted(source.glob("*.safetensors"))]
+
+
+def stock_load_state_dict(source: Path) -> Callable[[], object]:
+    """What most loaders do after reading: ``load_state_dict(assign=True)`` into a meta module."""
+
+    def run() -> object:
+        state = {key: tensor for file in source.glob("*.safetensors") for key, tensor in load_file(file).items()}
+        module = build_skeleton(Small)
+        module.load_state_dict(state, assign=True)
+        return module
+
+    return run
+
+
+def main() -> None:
+    """Measure one way; prints the median seconds of ``RUNS`` runs after a first one."""
+    way, root, source = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    runs: dict[str, Callable[[], Callable[[], object]]] = {
+        "hostweights": lambda: acquire(root, source),
+        "safe_open": lambda: stock_safe_open(source),
+        "load_file": lambda: stock_load_file(source),
+        "load_state_dict": lambda: stock_load_state_dict(source),
+    }
+    run = runs[way]()
+    seconds = []
+    for _ in range(RUNS + 1):
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    middle = [sorted(part)[len(part) // 2] for part in zip(*TIMES[1:], strict=True)]
+    print(json.dumps({"seconds": sorted(seconds[1:])[RUNS // 2], "parts": middle}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The directories that diffusers and transformers write: which class, which files, which record.
+
+Only classes of the two libraries are used, found by the name that the directory states; code that lies in a directory
+is never run. A library is imported when one of its classes is asked for.
+"""
+
+import importlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import nn
+
+from ..messages.dtypes import DType
+from ..messages.failure import Code, HostWeightsError, Stage, error
+from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint_files import INDEX_SUFFIX, SUFFIX
+from .default_dtype import DefaultDtype
+from .dtypes import torch_dtype
+from .models import RECORD_OF_CLASS
+from .module_tensors import places
+from .records import ModelRecord, generic_record
+from .skeleton import build_skeleton
+from .source_files import open_regular
+
+_STEMS: Final = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_MAX_JSON_BYTES: Final = 10_000_000
+_CLASS_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+_FLOATS: Final = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """All that a load needs: a factory of the module, its checkpoint, its name and its record.
+
+    ``factory`` builds the class with its stored configuration in the dtypes that the checkpoint stores, in evaluation
+    mode.
+    """
+
+    factory: Callable[[], nn.Module]
+    source: Path
+    name: str
+    record: ModelRecord
+
+
+def component_names(directory: Path) -> tuple[str, ...]:
+    """The components of a pipeline's directory that hold weights this library can load, in the pipeline's order.
+
+    A directory with a model of its own has none. Raises source_missing when it is neither.
+    """
+    root = Path(directory)
+    if not (root / "model_index.json").is_file():
+        if (root / "config.json").is_file():
+            return ()
+        text = f"{root} has neither model_index.json nor config.json; expected a directory that diffusers or "
+        raise error(Stage.SOURCE, Code.SOURCE_MISSING, f"{text}transformers has saved", file=root)
+    index = _read_json(root / "model_index.json")
+    return tuple(name for name, value in index.items() if _is_component(root, name, value))
+
+
+def model_source(directory: Path, component: str | None = None, variant: str | None = None) -> ModelSource:
+    """The model in a directory, or in a pipeline's directory the named component.
+
+    ``variant`` names one of several sets of weights beside each other ("fp16"). Raises source_missing,
+    source_corrupt, source_ambiguous when a pipeline has several components and none is named, unsupported for a class
+    that neither library has, and what ``open_checkpoint`` raises.
+    """
+    root = Path(directory)
+    names = component_names(root)
+    if component is None and len(names) > 1:
+        text = f"{root} is a pipeline of {', '.join(names)}; name the component to load"
+        raise error(Stage.SOURCE, Code.SOURCE_AMBIGUOUS, text, file=root, found=", ".join(names))
+    if component is not None and component not in names:
+        text = f"{root} has no component {component} with safetensors weights; it has {', '.join(names) or 'none'}"
+        raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root)
+    folder = root / component if component is not None else root / names[0] if names else root
+    config = _read_json(folder / "config.json")
+    if "_class_name" in config:
+        return _diffusers_source(folder, config, variant)
+    return _transformers_source(folder, config, variant)
+
+
+def _is_component(root: Path, name: str, value: object) -> bool:
+    named = isinstance(value, list) and len(value) == 2 and value[0] in _STEMS and "/" not in name
+    folder = root / name
+    return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
+
+
+def _diffusers_source(folder: Path, config: Json, variant: str | None) -> ModelSource:
+    kind = _class(folder, "diffusers", config["_class_name"])
+    source = _weights(folder, _STEMS["diffusers"], variant)
+
+    def build() -> nn.Module:
+        module: nn.Module = kind.from_config(dict(config))
+        return module
+
+    return _finished(kind.__name__, build, source, {})
+
+
+def _transformers_source(folder: Path, config: Json, variant: str | None) -> ModelSource:
+    named = config.get("architectures")
+    if not isinstance(named, list) or len(named) != 1:
+        text = f"{folder / 'config.json'} names no one class (architectures: {named}); load it with a factory"
+        raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=folder)
+    kind = _class(folder, "transformers", named[0])
+    source = _weights(folder, _STEMS["transformers"], variant)
+
+    def build() -> nn.Module:
+        module: nn.Module = kind(kind.config_class.from_pretrained(folder))
+        return module
+
+    prefix = f"{kind.base_model_prefix}."
+    return _finished(kind.__name__, build, source, {"": ("", prefix), prefix: ("",)})
+
+
+def _finished(
+    name: str, build: Callable[[], nn.Module], source: Path, prefixes: Mapping[str, tuple[str, ...]]
+) -> ModelSource:
+    """The source of a class whose names may differ from the checkpoint's by a prefix."""
+    checkpoint = open_checkpoint(source)
+    record = RECORD_OF_CLASS.get(name)
+
+    def factory() -> nn.Module:
+        with DefaultDtype(_main_dtype(checkpoint)):
+            module = build()
+        return module.eval()
+
+    if record is None:
+        pairs = tuple((old, new) for old, others in prefixes.items() for new in others)
+        record = generic_record(build_skeleton(factory))
+        record = replace(record, renames=tuple(dict.fromkeys((*record.renames, *pairs))))
+    return ModelSource(_StoredDtypes(factory, record, checkpoint), source, name, record)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredDtypes:
+    """A factory whose module takes each floating tensor's dtype from the checkpoint."""
+
+    factory: Callable[[], nn.Module]
+    record: ModelRecord
+    checkpoint: Checkpoint
+
+    def __call__(self) -> nn.Module:
+        module = self.factory()
+        for place in places(module):
+            dtypes = {
+                torch_dtype(self.checkpoint.tensors[key].stored.dtype)
+                for key in self.record.candidates(place.name)
+                if key in self.checkpoint.tensors
+            }
+            tensor = place.tensor
+            if place.persistent and tensor.dtype not in dtypes and len(dtypes) == 1 and tensor.is_floating_point():
+                wanted = dtypes.pop()
+                if wanted.is_floating_point:
+                    tensor.data = tensor.data.to(wanted)
+        return module
+
+
+def _main_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The floating dtype of most elements."""
+    counts: Counter[DType] = Counter()
+    for tensor in checkpoint.tensors.values():
+        if tensor.stored.dtype in _FLOATS:
+            counts[tensor.stored.dtype] += prod(tensor.stored.shape)
+    return torch_dtype(counts.most_common(1)[0][0]) if counts else torch.get_default_dtype()
+
+
+def _weights(folder: Path, stem: str, variant: str | None) -> Path:
+    """The one set of weights to open: an index or file with the canonical name, else whatever is there."""
+    if variant is None:
+        single = folder / f"{stem}{SUFFIX}"
+        return single if single.is_file() and not (folder / f"{stem}{INDEX_SUFFIX}").is_file() else folder
+    names = (f"{stem}.{variant}{SUFFIX}", f"{stem}{SUFFIX}.index.{variant}.json")
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if len(found) != 1:
+        text = f"{folder} holds {len(found)} of {' and '.join(names)}, expected one for variant {variant}"
+        raise error(Stage.SOURCE, Code.SOURCE_AMBIGUOUS if found else Code.SOURCE_MISSING, text, file=folder)
+    return found[0]
+
+
+def _class(folder: Path, library: str, name: object) -> Any:  # noqa: ANN401  # a class of a library without types
+    """A module class of a library, by the name that a configuration states."""
+    if not isinstance(name, str) or not _CLASS_NAME.fullmatch(name):
+        raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, f"{folder}/config.json names the class {name!r}", file=folder)
+    try:
+        module = importlib.import_module(library)
+    except ImportError as problem:
+        text = f"{folder} holds a {name} of {library}, which cannot be imported ({problem}); pip install {library}"
+        raise error(Stage.PLANNING, Code.UNSUPPORTED, text) from problem
+    try:
+        kind: object = getattr(module, name)
+    except (AttributeError, ImportError, RuntimeError) as problem:
+        raise _unknown(folder, library, name) from problem
+    if not inspect.isclass(kind) or not issubclass(kind, nn.Module):
+        raise _unknown(folder, library, name)
+    return kind
+
+
+def _unknown(folder: Path, library: str, name: str) -> HostWeightsError:
+    text = (
+        f"{folder} holds a {name}, which {library} {version(library)} does not have as a module; load it with a factory"
+    )
+    return error(Stage.PLANNING, Code.UNSUPPORTED, text, file=folder)
+
+
+def _read_json(path: Path) -> Json:
+    with open_regular(path) as (descriptor, status):
+        if status.st_size > _MAX_JSON_BYTES:
+            text = f"{path} has {status.st_size} bytes, more than the limit of {_MAX_JSON_BYTES}"
+            raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=path)
+        with open(descriptor, "rb", closefd=False) as stream:
+            content = stream.read(_MAX_JSON_BYTES)
+    try:
+        return msgspec.json.decode(content, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        text = f"{path} is no JSON object: {problem}"
+        raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=path) from problem

@@ -1,0 +1,101 @@
+"""What a checkpoint's content digest was, by nothing but the status of its files: a warm start opens none of them."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from ..messages.base import Digest
+from .checkpoint_files import resolve_link, select_files
+from .digest_cache import SETTLED_NS
+from .source_files import open_failure
+
+_FORMAT: Final = 1
+"""Rises whenever ``source_digest`` would give another digest for the same bytes."""
+_MAX_ENTRY_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Which files a checkpoint consists of, as the file system tells: equal while nobody touched any of them.
+
+    ``changed_ns`` is when the youngest of them last changed.
+    """
+
+    digest: str
+    changed_ns: int
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fingerprint: Digest
+    digest: Digest
+
+
+def source_fingerprint(path: Path) -> Fingerprint:
+    """The fingerprint of the checkpoint at a path; opens its index if it has one, and no weight file.
+
+    Covered are, for each file, its name, where links lead, size, device, inode, mtime and ctime, and the index's
+    assignment. Raises like ``open_checkpoint`` when there is nothing to load.
+    """
+    selection = select_files(path)
+    rows: list[tuple[str, str, int, int, int, int, int]] = []
+    changed_ns = 0
+    for name, named in selection.files.items():
+        resolved = resolve_link(named)
+        try:
+            status = resolved.stat()
+        except OSError as problem:
+            raise open_failure(resolved, problem) from problem
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        changed_ns = max(changed_ns, *times)
+        where = os.fsencode(resolved).hex()
+        rows.append((os.fsencode(name).hex(), where, status.st_size, status.st_dev, status.st_ino, *times))
+    assignment = sorted((selection.assignment or {}).items())
+    content = msgspec.json.encode((_FORMAT, os.fsencode(selection.root).hex(), rows, assignment))
+    return Fingerprint(blake3(content).hexdigest(), changed_ns)
+
+
+class SourceMemory:
+    """One small file per fingerprint in a directory; best effort, never an error, and trusted as ``DigestCache`` is."""
+
+    def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._directory = directory
+        self._now_ns = now_ns
+
+    def find(self, fingerprint: Fingerprint) -> str | None:
+        """The content digest of the checkpoint that has this fingerprint, or None."""
+        try:
+            with self._path(fingerprint).open("rb") as stream:
+                entry = msgspec.json.decode(stream.read(_MAX_ENTRY_BYTES), type=_Entry)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return entry.digest if entry.fingerprint == fingerprint.digest else None
+
+    def keep(self, fingerprint: Fingerprint, digest: str) -> None:
+        """Remember a digest that was made while the checkpoint had this fingerprint, before and after.
+
+        Forgotten at once when a file changed a moment ago: a later change could leave the same times.
+        """
+        if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:
+            return
+        with suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".entry-")
+            try:
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(msgspec.json.encode(_Entry(fingerprint.digest, digest)))
+                Path(temporary).replace(self._path(fingerprint))
+            except BaseException:
+                with suppress(OSError):
+                    Path(temporary).unlink()
+                raise
+
+    def _path(self, fingerprint: Fingerprint) -> Path:
+        return self._directory / f"{fingerprint.digest}.json"

@@ -1,0 +1,155 @@
+"""``hostweights warm``: publish a checkpoint ahead of time, so that no worker on this host starts cold."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from hostweights.actors import ModelSource, Warmed
+    from hostweights.messages.config import Config
+
+_INTERRUPTED = 130
+
+
+def warm(
+    directory: Annotated[
+        Path, typer.Argument(help="A diffusers or transformers directory; with --factory any safetensors checkpoint.")
+    ],
+    root: Annotated[Path, typer.Option(help="The store to publish into.", envvar="HOSTWEIGHTS_ROOT")],
+    component: Annotated[
+        list[str] | None, typer.Option(help="Component of a pipeline; may be repeated (default: all of them).")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="One of several sets of weights, such as fp16.")] = None,
+    factory: Annotated[
+        str | None, typer.Option(help="MODULE:CALLABLE that builds the model, for a class of your own.")
+    ] = None,
+    tp_size: Annotated[int, typer.Option(min=1, help="Publish the share of each of so many ranks.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON array.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+) -> None:
+    """Publish a checkpoint without a serving model, in bounded memory.
+
+    Nothing is done for an artifact that is there. Exit code 0 when every artifact is ready, 2 on bad input or a
+    failure, 130 when interrupted; then nothing half-made is left.
+
+    Example: hostweights warm ./FLUX.2-klein-4B --root /var/lib/hostweights --component transformer
+    """
+    import msgspec
+    from rich.console import Console
+
+    from hostweights.messages.failure import Code, HostWeightsError
+
+    errors = Console(stderr=True)
+    try:
+        config = _config(root)
+        found = _sources(directory, component or [], variant, factory)
+        results = _warm_all(config, found, tp_size, errors)
+    except HostWeightsError as failed:
+        if debug:
+            raise
+        text = f"error: {failed} [{failed.failure.stage}/{failed.code}]"
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED if failed.code is Code.CANCELLED else 2) from None
+    if as_json:
+        typer.echo(msgspec.json.encode(results).decode())
+    else:
+        _show(Console(), results)
+
+
+def _config(root: Path) -> "Config":
+    from hostweights.messages.config import Config
+
+    return Config(root=str(root.absolute()))
+
+
+def _sources(directory: Path, components: list[str], variant: str | None, factory: str | None) -> "list[ModelSource]":
+    from hostweights.actors import describe_directory, list_components
+    from hostweights.actors.directories import describe_factory
+
+    if factory is not None:
+        return [describe_factory(_factory(factory), directory)]
+    names = components or list_components(directory)
+    if not names:
+        return [describe_directory(directory, None, variant)]
+    return [describe_directory(directory, name, variant) for name in names]
+
+
+def _factory(text: str) -> "Callable[[], torch.nn.Module]":
+    import importlib
+    import sys
+
+    from hostweights.messages.failure import Code, Stage, error
+
+    module, _, name = text.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[[], torch.nn.Module] = vars(importlib.import_module(module))[name]
+    except (ImportError, ValueError, KeyError) as problem:
+        wrong = f"--factory {text} leads to nothing ({type(problem).__name__}: {problem}); expected MODULE:CALLABLE"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong) from problem
+    finally:
+        sys.path.pop(0)
+    return found
+
+
+def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors: "Console") -> "list[Warmed]":
+    from hostweights.actors import warm as publish
+    from hostweights.actors.warming import PlainBudget
+
+    budget = PlainBudget()
+    results: list[Warmed] = []
+    with _cancelled_by_signals(budget.cancel), _bar(errors) as bar:
+        for each in found:
+            for rank in range(tp_size):
+                show = partial(_show_step, bar, bar.add_task(each.name, total=None), each.name)
+                record = each.record.for_rank(tp_size, rank)
+                results.append(
+                    publish(
+                        config, each.factory, each.source, record=record, name=each.name, budget=budget, progress=show
+                    )
+                )
+    return results
+
+
+def _show_step(bar: "Progress", task: "TaskID", name: str, step: str, done: int, total: int) -> None:
+    bar.update(task, description=f"{name}: {step}", completed=done, total=total)
+
+
+def _bar(errors: "Console") -> "Progress":
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=errors
+    )
+
+
+@contextmanager
+def _cancelled_by_signals(cancel: "Callable[[], None]") -> Iterator[None]:
+    """An interrupt ends the work between two chunks, with everything put away."""
+    import signal
+
+    kept = {number: signal.signal(number, lambda *_: cancel()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _show(console: "Console", results: "list[Warmed]") -> None:
+    for result in results:
+        how = "published" if result.built else "published by another process" if result.joined else "already there"
+        rank = f" (rank {result.tp_rank} of {result.tp_size})" if result.tp_size > 1 else ""
+        size = f"{result.size_bytes / 2**20:.1f} MiB, {result.tensors} tensors, {result.blocks} blocks"
+        console.print(f"{result.name}{rank}: {how}, {size}, {result.seconds:.1f} s", highlight=False, markup=False)
+        console.print(f"  {result.directory}", highlight=False, markup=False, soft_wrap=True)
+        for assumption in result.assumptions:
+            console.print(f"  assumed: {assumption}", highlight=False, markup=False, soft_wrap=True)

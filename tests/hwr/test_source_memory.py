@@ -1,0 +1,203 @@
+"""A warm start that opens no weight file, and what makes it look again."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hostweights import Code, Config, HostWeights, Mode
+from hostweights.actors.ports.store import LocalStorePort
+from hostweights.hwr.source_memory import SourceMemory, source_fingerprint
+from hostweights.messages.budget import Budget
+from hostweights.messages.store import Leased, LookupArtifact, Missed
+from loader_models import refused, same_state, save, save_index, seeded
+from warm_model import Stack
+
+LATER_NS = 2**62
+HELPERS = Path(__file__).parent.parent / "helpers"
+
+
+def weights(number: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((3,), number), "b": torch.ones(2)}
+
+
+def sharded(folder: Path) -> Path:
+    save(folder / "one.safetensors", {"a": torch.ones(3)})
+    save(folder / "two.safetensors", {"a": torch.ones(3), "b": torch.ones(2)})
+    save_index(folder, {"a": "one.safetensors", "b": "two.safetensors"})
+    return folder
+
+
+def test_B1_memory_gives_back_what_was_kept_for_the_same_files(tmp_path: Path) -> None:
+    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    folder = sharded(tmp_path / "model")
+    found = source_fingerprint(folder)
+    assert memory.find(found) is None
+    memory.keep(found, "1" * 64)
+    assert memory.find(source_fingerprint(folder)) == "1" * 64
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: os.utime(folder / "two.safetensors", ns=(1, 1)),
+        lambda folder: save(folder / "two.safetensors", {"a": torch.ones(3), "b": torch.ones(2)}),
+        lambda folder: save_index(folder, {"a": "two.safetensors", "b": "two.safetensors"}),
+        lambda folder: save_index(folder, {"b": "one.safetensors", "a": "two.safetensors"}),
+        lambda folder: (folder / "one.safetensors").chmod(0o600),
+    ],
+)
+def test_T36_any_change_of_a_file_or_of_the_index_is_another_fingerprint(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    folder = sharded(tmp_path)
+    before = source_fingerprint(folder)
+    change(folder)
+    assert source_fingerprint(folder).digest != before.digest
+
+
+def test_T37_link_that_leads_elsewhere_is_another_fingerprint(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        save(tmp_path / f"{name}.safetensors", weights())
+    link = tmp_path / "model" / "model.safetensors"
+    link.parent.mkdir()
+    link.symlink_to("../x.safetensors")
+    before = source_fingerprint(link.parent)
+    link.unlink()
+    link.symlink_to("../y.safetensors")
+    assert source_fingerprint(link.parent).digest != before.digest
+    link.unlink()
+    link.symlink_to("../nowhere.safetensors")
+    with refused(Code.SOURCE_MISSING, "model.safetensors"):
+        source_fingerprint(link)
+
+
+def test_B1_source_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
+    found = source_fingerprint(save(tmp_path / "model.safetensors", weights()))
+    memory = SourceMemory(tmp_path / "memory", lambda: found.changed_ns + 1)
+    memory.keep(found, "1" * 64)
+    assert memory.find(found) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"fingerprint": "1", "digest": "2"}'])
+def test_B1_entries_that_are_not_ours_are_ignored(tmp_path: Path, content: bytes) -> None:
+    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    found = source_fingerprint(save(tmp_path / "model.safetensors", weights()))
+    memory.keep(found, "1" * 64)
+    (entry,) = (tmp_path / "memory").iterdir()
+    entry.write_bytes(content)
+    assert memory.find(found) is None
+    blocked = tmp_path / "file"
+    blocked.write_bytes(b"")
+    SourceMemory(blocked / "no" / "directory", lambda: LATER_NS).keep(found, "1" * 64)
+
+
+CHILD = """
+import asyncio, json, os, sys
+from hostweights import Config, HostWeights, Mode
+from hostweights.hwr import source_memory
+import warm_model
+
+source, root = sys.argv[1], sys.argv[2]
+source_memory.SETTLED_NS = -1
+opened = []
+def hook(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(source):
+        opened.append(arguments[0])
+sys.addaudithook(hook)
+
+def private():
+    with open("/proc/self/status") as stream:
+        return next(int(line.split()[1]) for line in stream if line.startswith("RssAnon:")) * 1024
+
+warm_model.Stack()
+async def main():
+    async with HostWeights(Config(root=root)) as host:
+        cold = await host.load(warm_model.Stack, source)
+        await cold.publication.wait()
+        seen = len(opened)
+        await cold.unload()
+        del cold
+        opened.clear()
+        before = private()
+        warm = await host.load(warm_model.Stack, source, mode=Mode.REQUIRED)
+        print(json.dumps([seen, opened, private() - before, warm.warm]))
+        await warm.unload()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("layout", ["file", "index"])
+def test_B8_warm_restore_opens_no_weight_file_and_takes_no_memory_for_parameters(tmp_path: Path, layout: str) -> None:
+    state = seeded(Stack()).state_dict()
+    source = save(tmp_path / "model" / "all.safetensors", state)
+    if layout == "index":
+        source = save_index(tmp_path / "model", dict.fromkeys(state, "all.safetensors")).parent
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, source, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])},
+    )
+    assert done.returncode == 0, done.stderr
+    seen, opened, grown, warm = json.loads(done.stdout)
+    assert warm
+    assert seen > 0
+    assert {Path(path).suffix for path in opened} <= {".json"}
+    assert grown < 4 * 2**20  # the parameters take 48 MiB
+
+
+@pytest.mark.asyncio
+async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
+    source = save(tmp_path / "model.safetensors", seeded(Stack()).state_dict())
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        first = await host.load(Stack, source)
+        assert first.publication is not None
+        await first.publication.wait()
+        await first.unload()
+        again = await host.load(Stack, source)
+        assert again.warm
+        await again.unload()
+        changed = seeded(Stack(), seed=1)
+        save(source, changed.state_dict())
+        with refused(Code.ARTIFACT_MISSING):
+            await host.load(Stack, source, mode=Mode.REQUIRED)
+        second = await host.load(Stack, source)
+        assert not second.warm
+        assert same_state(second.module, changed)
+        await second.unload()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("remembered", [False, True])
+async def test_B1_source_that_changes_between_its_identity_and_the_load_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, remembered: bool
+) -> None:
+    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
+    source = save(tmp_path / "model.safetensors", seeded(Stack()).state_dict())
+    root = tmp_path / "store"
+    if remembered:
+        async with HostWeights(Config(root=str(root))) as host:
+            model = await host.load(Stack, source)
+            assert model.publication is not None
+            await model.publication.cancel()
+            await model.unload()
+    real = LocalStorePort.lookup
+
+    def changing(port: LocalStorePort, effect: LookupArtifact, budget: Budget) -> Leased | Missed:
+        save(source, seeded(Stack(), seed=1).state_dict())
+        return real(port, effect, budget)
+
+    monkeypatch.setattr(LocalStorePort, "lookup", changing)
+    async with HostWeights(Config(root=str(root))) as host:
+        with refused(Code.SOURCE_CHANGED, "model.safetensors"):
+            await host.load(Stack, source, name="changing")
