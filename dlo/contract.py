@@ -78,6 +78,10 @@ class HostMemory(Protocol):
         """Why no read-only shared mapping can be registered here, or None; asked of the driver once."""
         ...
 
+    def unregistered_bytes_per_s(self) -> float | None:
+        """How fast the newest large copy out of memory that is not registered read it; None before the first."""
+        ...
+
     def register(self, address: int, size_bytes: int) -> None:
         """Pin a range of a shared read-only mapping; blocks, and cannot be interrupted.
 

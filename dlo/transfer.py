@@ -1,6 +1,5 @@
 """How one block travels from its host backing into a slot: direct, or packed through bounded staging."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -11,8 +10,9 @@ from .chunks import HostRange
 from .contract import Device, Event, HostBacking, HostMemory, Stream
 from .registration import BlockState, Registration
 
-PATIENT_USES = 2
-"""How often a block is copied as it is before its registration is waited for."""
+SLOW_BYTES_PER_S = 26e9
+"""What registering a block and then copying it comes to (55 and 50 GB/s on an H200, one after the other): a host that
+copies unregistered memory slower than this waits for registration from the start."""
 STAGING_BUFFERS = 4
 """Blocks packed at once or waiting packed; each has a packing thread of its own."""
 
@@ -184,20 +184,23 @@ class StagedTransfer:
 class RegisteredTransfer:
     """Copies each block directly as soon as its memory is registered, and through staging if it never will be.
 
-    At first a block that is not registered yet is copied as it is: a driver that registers copies nothing meanwhile, so
-    waiting would delay the first outputs. From the third use on its registration is waited for, on the copy stream's
-    own thread. (The second use of a first block is the fetch ahead at the end of the first forward.) So streaming
-    begins at once and becomes direct block by block.
+    The first time, a block that is not registered yet is copied as it is, if the host does that fast: a driver that
+    registers copies nothing meanwhile, so waiting would delay the first output. The second time, or on a slower host,
+    its registration is waited for, on the copy stream's own thread. So streaming begins at once and becomes direct
+    block by block.
     """
 
-    def __init__(self, backing: HostBacking, device: Device, copies: Stream, registration: Registration) -> None:
+    def __init__(
+        self, backing: HostBacking, device: Device, copies: Stream, memory: HostMemory, registration: Registration
+    ) -> None:
+        self._memory = memory
         self._backing = backing
         self._device = device
         self._copies = copies
         self._registration = registration
         self._direct = DirectTransfer(backing, copies)
         self._staged: StagedTransfer | None = None
-        self._uses: Counter[int] = Counter()
+        self._seen: set[int] = set()
         registration.start()
 
     @property
@@ -210,9 +213,9 @@ class RegisteredTransfer:
         state = self._registration.use(block)
         if state is BlockState.REFUSED:
             return self._staging().issue(block, slot, after, began)
-        if state is BlockState.PENDING and self._uses[block] >= PATIENT_USES:
+        if state is BlockState.PENDING and (block in self._seen or self._slow()):
             self._copies.wait(self._registration.settled(block))
-        self._uses[block] += 1
+        self._seen.add(block)
         event = self._direct.issue(block, slot, after, began)
         self._registration.issued(event)
         return event
@@ -237,6 +240,10 @@ class RegisteredTransfer:
         self._direct.close()
         if self._staged is not None:
             self._staged.close()
+
+    def _slow(self) -> bool:
+        rate = self._memory.unregistered_bytes_per_s()
+        return rate is not None and rate < SLOW_BYTES_PER_S
 
     def _staging(self) -> StagedTransfer:
         if self._staged is None:
@@ -268,7 +275,7 @@ def open_transfer(backing: HostBacking, device: Device, copies: Stream, policy: 
     memory = device.host_memory()
     if memory is None:
         return DirectTransfer(backing, copies)
-    return RegisteredTransfer(backing, device, copies, _registration(backing, memory, policy))
+    return RegisteredTransfer(backing, device, copies, memory, _registration(backing, memory, policy))
 
 
 def _registration(backing: HostBacking, memory: HostMemory, policy: RegistrationPolicy) -> Registration:

@@ -32,6 +32,7 @@ class CudaDevice:
         self.index = index
         self.events = EventPool(runtime, index)
         self.pinned = pinned
+        self.unregistered_bytes_per_s: float | None = None
         self._lock = threading.Lock()
         self._streams: list[CudaStream] = []
         self._failure: BaseException | None = None
@@ -171,6 +172,10 @@ class CudaHostMemory:
         if device.runtime.attribute(_INTEGRATED, device.index):
             return f"{device.name} shares its memory with the host, so pinning pages would take device memory"
         return None
+
+    def unregistered_bytes_per_s(self) -> float | None:
+        """Of the device's streams together."""
+        return self._device.unregistered_bytes_per_s
 
     def register(self, address: int, size_bytes: int) -> None:
         """Pin read-only pages."""

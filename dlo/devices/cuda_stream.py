@@ -136,6 +136,7 @@ class StreamHome(Protocol):
     index: int
     events: EventPool
     pinned: PinnedRanges
+    unregistered_bytes_per_s: float | None
 
     def keep(self, failure: BaseException) -> None:
         """Work failed."""
@@ -239,7 +240,7 @@ class CudaStream:
             if size_bytes:
                 self._runtime.copy_to_device(target.data_ptr(), address, size_bytes, self._stream)
         else:
-            self._bounce.copy(target.data_ptr(), source, self._stream)
+            self._home.unregistered_bytes_per_s = self._bounce.copy(target.data_ptr(), source, self._stream)
 
     def _direct(self) -> bool:
         return self._lane.idle

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cuda_fake import FakeCuda, fake_device
-from dlo_support import FileLease, Stack, discover, library_threads, run
+from dlo_support import FileLease, Stack, discover, library_threads, registered, run
 from hostweights.dlo import CudaDevice, Streamer, open_device
 from hostweights.dlo.devices.cuda_stream import CudaEvent
 from hostweights.messages.failure import Code, HostWeightsError
@@ -36,7 +36,9 @@ def registered_model(folder: Path, device: CudaDevice, slots: int = 2) -> tuple[
     expected = run(model)
     lease = FileLease(folder / "weights", model, discover(model))
     streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=True), slots=slots)
-    for _ in range(3):
+    assert torch.equal(run(model), expected)
+    registered(streamer)
+    for _ in range(2):
         assert torch.equal(run(model), expected)
     return model, streamer, expected
 
@@ -235,18 +237,19 @@ def test_C2_memory_that_is_not_pinned_goes_through_bounded_pinned_buffers(
     assert driver.pinned_allowed_bytes == before
 
 
-def test_C3_a_block_is_copied_as_it_is_twice_and_registered_for_its_third_use(
-    driver: FakeCuda, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rate", [None, 40e9, 10e9])
+def test_C3_a_block_is_copied_as_it_is_first_unless_the_host_is_slow_at_that(
+    driver: FakeCuda, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float | None
 ) -> None:
     monkeypatch.setattr("hostweights.dlo.registration.QUIET_S", 1000.0)
+    device.unregistered_bytes_per_s = rate
     model = Stack([4, 9, 5, 7, 3])
     expected = run(model)
     lease = FileLease(tmp_path / "weights", model, discover(model))
     streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=True))
-    streamer.announce(2)
-    for _ in range(2):
-        assert torch.equal(run(model), expected)
-    assert driver.calls == []
+    streamer.announce(1)
+    assert torch.equal(run(model), expected)
+    assert bool(driver.calls) == (rate == 10e9)
     assert torch.equal(run(model), expected)
     registration = streamer.stats().registration
     assert registration is not None

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuda_fake import DriverError, FakeCuda, fake_device
-from dlo_support import FileLease, Stack, discover, library_threads, run
+from dlo_support import FileLease, Stack, discover, library_threads, registered, run
 from hostweights.dlo import CudaDevice, Streamer
 from hostweights.dlo.chunks import HostRange, plan_chunks
 from hostweights.dlo.headroom import RESERVE_BYTES, pinnable_bytes
@@ -299,6 +299,7 @@ def test_T45_a_detach_that_cannot_unregister_keeps_the_lease_and_can_be_repeated
     lease = lease_of(tmp_path, model)
     streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=True))
     assert torch.equal(run(model), expected)
+    registered(streamer)
     driver.on_unregister = refuse_all
     for _ in range(2):
         with pytest.raises(HostWeightsError) as failed:
@@ -323,7 +324,7 @@ def test_T45_a_rebase_stands_although_the_old_pages_are_kept(tmp_path: Path) -> 
     device = fake_device(driver)
     old, new = lease_of(tmp_path, model, "old"), lease_of(tmp_path, model, "new")
     streamer = Streamer.attach(model, discover(model), device, old.backing(direct=True))
-    run(model)
+    registered(streamer)
     driver.on_unregister = refuse_all
     streamer.rebase(new.backing(direct=True))
     assert old.released == 0
@@ -346,9 +347,12 @@ def test_C3_streaming_goes_on_when_the_driver_refuses_part(tmp_path: Path, allow
     streamer = Streamer.attach(model, discover(model), device, lease.backing(direct=True))
     for _ in range(6):
         assert torch.equal(run(model), expected)
+    registered(streamer)
+    for _ in range(6):
+        assert torch.equal(run(model), expected)
     streamer.detach(terminal=False)
-    assert not library_threads()
     device.close()
+    assert not library_threads()
 
 
 def test_T48_staging_without_pinned_memory_is_slower_and_right(

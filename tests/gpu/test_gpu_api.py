@@ -31,9 +31,11 @@ async def test_C2_C9_attach_adopt_while_attached_and_detach(tmp_path: Path) -> N
         assert report.failure is None
         for _ in range(5):
             assert torch.equal(run_on_gpu(model.module), expected)
-        stats = await attachment.stats()
-        assert stats.registration is not None
-        assert stats.registration.blocks == 4
+        while (info := (await attachment.stats()).registration) is not None and info.state == "running":
+            pass
+        assert info is not None
+        assert info.blocks == 4
+        assert torch.equal(run_on_gpu(model.module), expected)
         await attachment.detach()
         assert {tensor.device.type for tensor in model.module.parameters()} == {"cpu"}
         again = await host.attach(model, device="cuda", slots=3)

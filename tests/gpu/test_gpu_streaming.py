@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlo_support import KINDS, FileLease, Stack, discover, library_threads, make_backing
+from dlo_support import KINDS, FileLease, Stack, discover, library_threads, make_backing, registered
 from gpu_support import RoughDevice, open_cuda_device, run_on_gpu
 from hostweights.dlo import CudaDevice, Streamer, open_device
 from hostweights.dlo.ledger import PROCESS_LEDGER
@@ -46,6 +46,8 @@ def test_T56_T57_a_thousand_forwards_with_poisoned_slots_and_delays_on_either_st
     backing = FileLease(tmp_path / "weights", model, found).backing(direct=True)
     streamer = Streamer.attach(model, found, device, backing, slots=2)
     choices = random.Random(2)
+    run_on_gpu(model)
+    registered(streamer)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000):
         which = choices.randrange(len(orders))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hostweights.dlo import BlockMap, LeaseBacking, LeasedBlock, PrivateBacking, discover
+from hostweights.dlo import BlockMap, LeaseBacking, LeasedBlock, PrivateBacking, Streamer, discover
 from hostweights.dlo.contract import Device, Event, HostBacking, HostMemory, Stream
 from hostweights.dlo.layout import TORCH_DTYPES, compact_plan
 from hostweights.messages.plan import BLOCK_ALIGNMENT_BYTES
@@ -320,6 +320,12 @@ def make_backing(kind: str, model: nn.Module, found: BlockMap, folder: Path) -> 
     return FileLease(path, model, found).backing(direct=kind == "direct")
 
 
+def registered(streamer: Streamer) -> None:
+    """Wait until registration has come to its end."""
+    while (info := streamer.stats().registration) is not None and info.state == "running":
+        pass
+
+
 KINDS = ("direct", "staged", "private")
 
 __all__ = [
@@ -331,6 +337,7 @@ __all__ = [
     "discover",
     "library_threads",
     "make_backing",
+    "registered",
     "run",
     "sample",
 ]
