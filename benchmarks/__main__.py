@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SUITES = ("actors", "memory")
+SUITES = ("actors", "memory", "store")
 PACKAGES = ("hostweights", "torch", "msgspec")
 
 
