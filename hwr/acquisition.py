@@ -37,7 +37,7 @@ class Search:
     may_write: bool
 
 
-class _Gone(Exception):  # noqa: N818  # not an error: the directory is no generation, or none any more
+class Gone(Exception):  # noqa: N818  # not an error: the directory is no generation, or none any more
     """There is nothing to lease here."""
 
 
@@ -53,8 +53,8 @@ def lease_newest(key_directory: Place, search: Search, budget: Budget) -> Artifa
             reason = f"generation {generation.name} is condemned"
             continue
         try:
-            return _lease(key_directory, generation.name, search, budget)
-        except _Gone:
+            return lease_generation(key_directory, generation.name, search, budget)
+        except Gone:
             continue
         except NewerSchema as newer:
             reason = f"{Code.MANIFEST_INCOMPATIBLE}: {newer}"
@@ -64,14 +64,15 @@ def lease_newest(key_directory: Place, search: Search, budget: Budget) -> Artifa
     return Miss(condemned, reason)
 
 
-def _lease(key_directory: Place, generation: str, search: Search, budget: Budget) -> ArtifactLease:
+def lease_generation(key_directory: Place, generation: str, search: Search, budget: Budget) -> ArtifactLease:
+    """Lease one generation; raises Gone, Damage, NewerSchema, OSError or HostWeightsError."""
     try:
         opened = opened_directory(key_directory.path / generation, key_directory.fd)
         with opened as place, ExitStack() as undo:
             lock = undo.enter_context(catalog.open_ready(place))
             _lock_shared(lock, place, search.wait_s, budget)
             if not _still_there(place, lock) or catalog.is_condemned(key_directory, generation):
-                raise _Gone
+                raise Gone
             try:
                 lease = _check_and_map(key_directory, place, lock, search, budget)
             except Damage as damage:
@@ -82,7 +83,7 @@ def _lease(key_directory: Place, generation: str, search: Search, budget: Budget
             undo.pop_all()
             return lease
     except (FileNotFoundError, NotADirectoryError) as failure:
-        raise _Gone from failure
+        raise Gone from failure
 
 
 def _note_use(lock: LockHandle) -> None:

@@ -22,9 +22,9 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import BlockEntry, Manifest, TensorEntry
 from .dtypes import torch_dtype
 from .filesystem import files
+from .native import populate_read
 from .store_files import Place, os_failure
 
-_MADV_POPULATE_READ: Final = 22
 _CANNOT_POPULATE: Final = frozenset({errno.EINVAL, errno.ENOSYS})
 
 
@@ -68,7 +68,7 @@ class FileMapping:
         ``offset`` is a multiple of the page size. Raises HostWeightsError(io_error); does nothing before kernel 5.14.
         """
         try:
-            self._map.madvise(_MADV_POPULATE_READ, offset, size_bytes)
+            populate_read(self._bytes.data_ptr() + offset, min(size_bytes, len(self._view) - offset))
         except OSError as failure:
             if failure.errno not in _CANNOT_POPULATE:
                 failure.filename = str(self.path)

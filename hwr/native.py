@@ -2,10 +2,16 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
+_MADV_POPULATE_READ: Final = 22
+_IOPRIO_CALLS: Final = {"x86_64": (251, 252), "aarch64": (30, 31)}
+_IOPRIO_WHO_PROCESS: Final = 1
+_IOPRIO_IDLE: Final = 3 << 13
 _IN_CLOSE: Final = 0x08 | 0x10
 
 
@@ -19,6 +25,45 @@ def start_writeback(fd: int, offset: int, size: int) -> None:
     call = _sync_file_range()
     if call is not None:
         call(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
+
+
+def populate_read(address: int, size_bytes: int) -> None:
+    """Bring mapped pages into memory for reading, other threads running meanwhile; raises OSError.
+
+    ``address`` is the start of a page. EINVAL says that the kernel is older than 5.14.
+    """
+    call = _libc().madvise
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if call(address, size_bytes, _MADV_POPULATE_READ) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@contextmanager
+def idle_io_priority() -> Iterator[None]:
+    """Let this thread, and threads it starts meanwhile, use the disk only when nobody else does.
+
+    Does nothing where the kernel or the processor's call numbers are not known; some I/O schedulers ignore it.
+    """
+    numbers = _IOPRIO_CALLS.get(os.uname().machine)
+    if numbers is None:
+        yield
+        return
+    set_number, get_number = numbers
+    libc = _libc()
+    before = libc.syscall(get_number, _IOPRIO_WHO_PROCESS, 0)
+    libc.syscall(set_number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
+    try:
+        yield
+    finally:
+        if before >= 0:
+            libc.syscall(set_number, _IOPRIO_WHO_PROCESS, 0, before)
+
+
+def io_priority() -> int | None:
+    """The I/O priority of this thread as the kernel counts it; None where it is not known."""
+    numbers = _IOPRIO_CALLS.get(os.uname().machine)
+    return None if numbers is None else int(_libc().syscall(numbers[1], _IOPRIO_WHO_PROCESS, 0))
 
 
 def watch_closes(path: str) -> int | None:

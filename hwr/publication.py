@@ -10,6 +10,7 @@ from blake3 import blake3
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, ReadyMarker
 from .catalog import MANIFEST_NAME, READY_NAME, next_generation
+from .content_addressed import check_content
 from .filesystem import files
 from .json_records import encode_record
 from .lease import ArtifactLease
@@ -60,6 +61,7 @@ def publish(
 
 def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyMarker:
     check_structure(manifest)
+    check_content(manifest)
     data = encode_record(manifest)
     if len(data) > MAX_RECORD_BYTES:
         raise error(

@@ -13,6 +13,7 @@ from .acquisition import Search, condemn_generation, lease_newest
 from .budget import PlainBudget
 from .capacity import Ledger, Usage
 from .catalog import set_pinned
+from .content_addressed import content_identity
 from .contract import BuildResult, Miss, Producer, Progress
 from .domain import Domain, Workshop, open_domain
 from .identity import artifact_key
@@ -20,6 +21,7 @@ from .layout import lay_out, reservation_bytes
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
 from .publication import publish
+from .scrub import ScrubReport, scrub
 from .staging import staged
 from .store_files import make_directory, opened_directory, os_errors
 from .upkeep import StoredGeneration
@@ -120,6 +122,25 @@ class LocalStore:
                 )
             return BuildResult(lease, built=True, joined=False)
 
+    def build_by_content(
+        self,
+        component: str,
+        producer: Producer,
+        validation: Validation,
+        budget: Budget,
+        progress: Progress | None = None,
+        *,
+        lease_id: str,
+    ) -> BuildResult:
+        """Lease the artifact that holds exactly what ``producer`` yields, publishing it if nobody has.
+
+        The producer runs once to name the artifact and again only to write it. Raises what ``build`` raises, and
+        producer_failed, publishing nothing, when the tensors changed between the two.
+        """
+        self._check_open()
+        identity = content_identity(producer, component, budget)
+        return self.build(identity, producer, validation, budget, progress, lease_id=lease_id)
+
     def condemn(self, key: str, generation: str, code: Code, reason: str) -> None:
         """Keep a generation from being leased from now on; who holds it keeps it. Harmless if it is condemned already.
 
@@ -168,6 +189,19 @@ class LocalStore:
         ledger = self._ledger(self._workshop())
         with os_errors(Stage.CAPACITY, f"read the account of {self.root}"):
             return ledger.usage(budget)
+
+    def scrub(self, budget: Budget) -> ScrubReport:
+        """Compare every byte of every generation with its digest at idle I/O priority, and condemn what is damaged.
+
+        A store that cannot be written is read all the same, and only reported. Raises what the budget raises.
+        """
+        self._check_open()
+        with os_errors(Stage.VALIDATION, f"scrub {self.root}"):
+            return scrub(self._domain.artifacts, self._condemn_found, self._wait.lookup_s, budget)
+
+    def _condemn_found(self, key: str, generation: str, code: Code, reason: str) -> None:
+        if not self.read_only:
+            self.condemn(key, generation, code, reason)
 
     def pin(self, key: str, *, pinned: bool = True) -> None:
         """Keep a key's generations from collection, for every process, until it is unpinned; durable, idempotent.

@@ -65,6 +65,11 @@ def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     return ready
 
 
+def read_identity(place: Place, ready_fd: int, key: str) -> ArtifactIdentity:
+    """The identity a generation's manifest names; raises Damage, NewerSchema or OSError."""
+    return _read_manifest(place, read_ready(place, ready_fd, key)).identity
+
+
 def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
     path = place.path / MANIFEST_NAME
     fd = open_member(place, MANIFEST_NAME)

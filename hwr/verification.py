@@ -1,6 +1,9 @@
 """Comparing every byte of a mapped generation with its digests."""
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,13 +20,19 @@ from .store_files import Damage
 CHUNK_BYTES: Final = 32 * 1024**2
 _PARALLEL_BYTES: Final = 4 * 1024**2
 """From here on more than one thread pays."""
+_INLINE_BYTES: Final = 1024**2
+"""Below this, handing small pieces to other threads costs more than hashing them."""
 _PAGE_BYTES: Final = 4096
+_WORKERS: Final = os.cpu_count() or 1
+
+Piece = tuple[int, int, str, str]
+"""(offset, size, name, digest) of a tensor or pad."""
 
 
-def pieces_by_file(manifest: Manifest) -> dict[str, list[tuple[int, int, str, str]]]:
+def pieces_by_file(manifest: Manifest) -> dict[str, list[Piece]]:
     """(offset, size, name, digest) of every tensor and pad of each file, in file order."""
     pad_digest = PadDigest()
-    pieces: dict[str, list[tuple[int, int, str, str]]] = {file.name: [] for file in manifest.files}
+    pieces: dict[str, list[Piece]] = {file.name: [] for file in manifest.files}
     for tensor in manifest.tensors:
         pieces[tensor.file].append((tensor.offset, tensor.size_bytes, tensor.name, tensor.digest))
     for pad in manifest.pads:
@@ -33,7 +42,7 @@ def pieces_by_file(manifest: Manifest) -> dict[str, list[tuple[int, int, str, st
     return pieces
 
 
-def check_header(file: FileEntry, header: bytes, pieces: list[tuple[int, int, str, str]], where: str) -> None:
+def check_header(file: FileEntry, header: bytes, pieces: list[Piece], where: str) -> None:
     """Raise Damage unless ``header`` is what was published: the file's digest covers it and the pieces' digests."""
     if file_digest(header, (digest for _, _, _, digest in pieces)) != file.digest:
         raise Damage(
@@ -49,38 +58,116 @@ def check_size(file: FileEntry, found_bytes: int, directory: Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A range that is read at once: whole small pieces, or a part of one large piece."""
+
+    start: int
+    end: int
+    pieces: tuple[Piece, ...]
+    large: bool
+
+
 def verify_payload(
     manifest: Manifest, mappings: dict[str, FileMapping], budget: Budget, progress: Progress | None = None
 ) -> None:
-    """Hash every byte of every file through its mapping.
+    """Hash every byte of every file through its mapping, on all cores, the next range being read meanwhile.
 
     Raises Damage naming file and tensor; HostWeightsError(io_error) when bytes cannot be read now; what the budget
-    raises between two chunks.
+    raises between two ranges.
     """
     pieces = pieces_by_file(manifest)
     total = sum(file.size_bytes for file in manifest.files)
     done = 0
-    for file in manifest.files:
-        mapping = mappings[file.name]
-        check_header(file, bytes(mapping.view[: file.data_offset]), pieces[file.name], str(mapping.path))
-        done += file.data_offset
-        for offset, size, name, digest in pieces[file.name]:
-            hasher = blake3(max_threads=blake3.AUTO if size >= _PARALLEL_BYTES else 1)
-            for start, end in _ranges(offset, size):
-                budget.check()
-                aligned = start // _PAGE_BYTES * _PAGE_BYTES
-                mapping.populate(aligned, end - aligned)
-                hasher.update(mapping.view[start:end])
-                done += end - start
+    with ThreadPoolExecutor(_WORKERS + 1, thread_name_prefix="hostweights-verify") as pool:
+        for file in manifest.files:
+            mapping = mappings[file.name]
+            check_header(file, bytes(mapping.view[: file.data_offset]), pieces[file.name], str(mapping.path))
+            verifier = _Verifier(mapping, pool)
+            for step in _read_ahead(mapping, list(_steps(pieces[file.name])), pool, budget):
+                verifier.verify(step)
                 if progress is not None:
-                    progress(done, total)
-            if hasher.hexdigest() != digest:
-                raise Damage(
-                    Code.CHECKSUM_MISMATCH,
-                    f"{mapping.path}: {name!r} (bytes {offset} to {offset + size}) differs from its digest {digest}",
-                )
+                    progress(done + step.end, total)
+            done += file.size_bytes
 
 
-def _ranges(offset: int, size: int) -> Iterator[tuple[int, int]]:
-    for start in range(offset, offset + size, CHUNK_BYTES):
-        yield start, min(start + CHUNK_BYTES, offset + size)
+def _steps(pieces: list[Piece]) -> Iterator[_Step]:
+    small: list[Piece] = []
+    for piece in pieces:
+        offset, size = piece[:2]
+        if small and (size >= _PARALLEL_BYTES or offset + size - small[0][0] > CHUNK_BYTES):
+            yield _small_step(small)
+            small = []
+        if size < _PARALLEL_BYTES:
+            small.append(piece)
+            continue
+        for start in range(offset, offset + size, CHUNK_BYTES):
+            yield _Step(start, min(start + CHUNK_BYTES, offset + size), (piece,), large=True)
+    if small:
+        yield _small_step(small)
+
+
+def _small_step(pieces: list[Piece]) -> _Step:
+    return _Step(pieces[0][0], pieces[-1][0] + pieces[-1][1], tuple(pieces), large=False)
+
+
+def _read_ahead(mapping: FileMapping, steps: list[_Step], pool: ThreadPoolExecutor, budget: Budget) -> Iterator[_Step]:
+    """The steps, each in memory when it is given out, while the next one is being read."""
+    following = iter(steps)
+    reading = [pool.submit(_populate, mapping, step) for step in steps[:1]]
+    next(following, None)
+    for step in steps:
+        budget.check()
+        reading.pop().result()
+        reading += [pool.submit(_populate, mapping, after) for after in [next(following, None)] if after is not None]
+        yield step
+
+
+def _populate(mapping: FileMapping, step: _Step) -> None:
+    aligned = step.start // _PAGE_BYTES * _PAGE_BYTES
+    if step.end > aligned:
+        mapping.populate(aligned, step.end - aligned)
+
+
+class _Verifier:
+    """Hashes the steps of one file, in order."""
+
+    def __init__(self, mapping: FileMapping, pool: ThreadPoolExecutor) -> None:
+        self._mapping = mapping
+        self._pool = pool
+        self._hasher = blake3(max_threads=blake3.AUTO)
+
+    def verify(self, step: _Step) -> None:
+        """Compare what ends in this step with its digest."""
+        if not step.large:
+            self._verify_shared_out(step)
+            return
+        (piece,) = step.pieces
+        if step.start == piece[0]:
+            self._hasher = blake3(max_threads=blake3.AUTO)
+        self._hasher.update(self._mapping.view[step.start : step.end])
+        if step.end == piece[0] + piece[1]:
+            self._compare(piece, self._hasher.hexdigest())
+
+    def _verify_shared_out(self, step: _Step) -> None:
+        workers = _WORKERS if step.end - step.start >= _INLINE_BYTES else 1
+        others = [self._pool.submit(self._verify_small, step.pieces[first::workers]) for first in range(1, workers)]
+        try:
+            self._verify_small(step.pieces[::workers])
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+
+    def _verify_small(self, pieces: tuple[Piece, ...]) -> None:
+        for piece in pieces:
+            offset, size = piece[:2]
+            self._compare(piece, blake3(self._mapping.view[offset : offset + size]).hexdigest())
+
+    def _compare(self, piece: Piece, found: str) -> None:
+        offset, size, name, digest = piece
+        if found != digest:
+            raise Damage(
+                Code.CHECKSUM_MISMATCH,
+                f"{self._mapping.path}: {name!r} (bytes {offset} to {offset + size}) differs from its digest {digest}",
+            )

@@ -138,6 +138,24 @@ class ArtifactWriter:
         )
 
 
+def content_of(layout: Layout, tensors: Iterable[torch.Tensor], budget: Budget) -> str:
+    """The content digest that a publication of these tensors would have; nothing is written."""
+    source = _Source(layout, tensors)
+    entries: list[TensorEntry] = []
+    with TensorDigest() as hashes:
+        for file in layout.files:
+            for piece in file.pieces:
+                if piece.spec is None:
+                    continue
+                tensor = source.next(piece.spec)
+                for _, chunk in _chunks(tensor, piece):
+                    budget.check()
+                    hashes.feed(chunk)
+                entries.append(_tensor_entry(piece, piece.spec, file.name, hashes.finish()))
+        source.finish()
+    return content_digest(entries, [AliasEntry(name=name, target=target) for name, target in layout.plan.aliases])
+
+
 class _Reporter:
     """Asks the budget before each chunk and tells the progress after it."""
 

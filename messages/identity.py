@@ -7,6 +7,7 @@ made by ``hwr.identity``.
 from enum import StrEnum
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from .base import Count, Digest, Name, Record
@@ -42,16 +43,27 @@ class RepresentationIdentity(Record, frozen=True, kw_only=True):
     dtype: Name
 
 
+def _one() -> int:
+    return 1
+
+
+def _zero() -> int:
+    return 0
+
+
 class LayoutIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How tensors are laid out; a parallel coordinate stands here only when it changes bytes.
 
     Made from a worker's place by ``hwr.parallel.layout_identity``. A sequence-parallel rank never changes bytes, so
     there is none; ``sp_backend`` is empty while ``sp_size`` is 1.
+
+    Fields from ``sp_size`` on came later: they are left out of every encoding while they have their default, so that
+    earlier readers understand it. Those with a factory are always written.
     """
 
     name: Name
-    tp_size: Count = 1
-    tp_rank: Count = 0
+    tp_size: Count = msgspec.field(default_factory=_one)
+    tp_rank: Count = msgspec.field(default_factory=_zero)
     sp_size: Count = 1
     sp_backend: Annotated[str, Meta(max_length=1024)] = ""
     pp_size: Count = 1

@@ -10,12 +10,16 @@ changes something, the three states a crash can leave are kept:
   bytes.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostweights.hwr.filesystem import FileSystem, replaced
+
+_NEVER_FAIL = {"close", "boot_id", "access", "start_writeback", "calls", "failed"}
+"""Calls that report no error, and the counters."""
 
 STATES = ("kept", "lost", "garbled")
 Tree = dict[str, "Tree | bytes"]
@@ -155,6 +159,25 @@ class RecordingFiles(FileSystem):
         if path.is_relative_to(self._base):
             return self._root, path.relative_to(self._base).parts
         return None, (path.name,)
+
+
+class FailingFiles(FileSystem):
+    """The real file system, but one call fails: the ``at``-th, counted from 1, of all calls but ``close``."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.calls = 0
+        self.failed = ""
+
+    def __getattribute__(self, name: str) -> object:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or name in _NEVER_FAIL:
+            return found
+        self.calls += 1
+        if self.calls == self._at:
+            self.failed = name
+            raise OSError(errno.EIO, f"injected into {name}")
+        return found
 
 
 class AfterReboot(FileSystem):

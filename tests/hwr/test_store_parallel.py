@@ -112,3 +112,10 @@ def test_A3_why_names_every_field_that_differs_with_both_values() -> None:
         "identity.layout.tp_rank: 0 != 1",
         "identity.restorer_schema: 1 != 2",
     ]
+
+
+def test_A4_encodings_of_layouts_without_later_coordinates_are_what_earlier_readers_know() -> None:
+    assert msgspec.json.encode(LayoutIdentity(name="x")) == b'{"name":"x","tp_size":1,"tp_rank":0}'
+    later = LayoutIdentity(name="x", pp_size=2)
+    assert msgspec.json.encode(later) == b'{"name":"x","tp_size":1,"tp_rank":0,"pp_size":2}'
+    assert msgspec.json.decode(msgspec.json.encode(later), type=LayoutIdentity) == later

@@ -1,5 +1,7 @@
 """Crashes and power loss at every single change on the disk, for every operation that changes a store."""
 
+import itertools
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -7,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from crash_model import STATES, CutPoint, after_crash, materialise, recorded
+from crash_model import STATES, CutPoint, FailingFiles, after_crash, materialise, recorded
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.filesystem import replaced
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import CapacityPolicy, Validation, WaitPolicy
-from hostweights.messages.failure import Code
+from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import FixedProducer, assert_right_values, make_identity, open_store
+
+EVERY = int(os.environ.get("HOSTWEIGHTS_FAIL_EVERY", "4"))
+"""Errors are injected into every n-th call; 1 tries all of them, which takes a minute."""
 
 ONE, TWO = make_identity("acme/one"), make_identity("acme/two")
 
@@ -141,3 +146,28 @@ def test_T34_power_lost_at_any_change_leaves_each_artifact_absent_or_whole_and_n
         if act in (remove, collect, condemn):
             assert found[0]
             assert not found[-1], "what returned must be durable"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_T34_an_error_of_any_call_is_typed_and_leaves_each_artifact_absent_or_whole(
+    tmp_path: Path, scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare, act = SCENARIOS[scenario]
+    failed = 0
+    for at in itertools.count(1, EVERY):
+        root = tmp_path / str(at) / "root"
+        root.parent.mkdir()
+        prepare(root)
+        with replaced(port := FailingFiles(at)):
+            try:
+                act(root)
+            except HostWeightsError as failure:
+                assert failure.code is Code.IO_ERROR, f"{port.failed}: {failure}"  # noqa: PT017  # not each call is needed
+                failed += 1
+        reopen_and_check(root, ONE)
+        shutil.rmtree(root)
+        if port.calls < at:
+            break
+    with capsys.disabled():
+        sys.stdout.write(f"\n{scenario}: every {EVERY}th of {at} calls failed, {failed} of them ended it")
+    assert failed > 5

@@ -1,0 +1,109 @@
+"""Reading a whole store in the background, to find damage before a worker does."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..messages.budget import Budget
+from ..messages.config import Validation
+from ..messages.failure import Code, HostWeightsError
+from . import catalog
+from .acquisition import Gone, Search, lease_generation
+from .json_records import NewerSchema
+from .lease import ArtifactLease
+from .native import idle_io_priority
+from .store_files import Damage, Place, list_names, opened_directory
+from .validation import read_identity
+
+_PROVEN = {Code.CHECKSUM_MISMATCH, Code.PAYLOAD_MISMATCH, Code.MANIFEST_CORRUPT}
+
+Condemn = Callable[[str, str, Code, str], None]
+"""Called with key, generation, code and reason of what was found damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One damaged generation."""
+
+    directory: Path
+    code: Code
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What a scrub read: sound generations and their bytes, damaged ones, and those it could not read (and why)."""
+
+    sound: int
+    sound_bytes: int
+    damaged: tuple[Finding, ...]
+    unread: tuple[str, ...]
+
+
+def scrub(artifacts: Place, condemn: Condemn, wait_s: float, budget: Budget) -> ScrubReport:
+    """Compare every byte of every generation that is not condemned with its digest, at idle I/O priority.
+
+    Each generation is leased while it is read; that does not count as a use. Bytes that are in the page cache are
+    compared as they are there, the others as the disk gives them. Damage is condemned; what cannot be read now, or was
+    written by a newer version, is reported and condemns nothing. Raises what the budget raises, and OSError when the
+    store itself cannot be listed.
+    """
+    sound, sound_bytes = 0, 0
+    damaged: list[Finding] = []
+    unread: list[str] = []
+    with idle_io_priority():
+        for key in sorted(list_names(artifacts)):
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                opened_directory(artifacts.path / key, artifacts.fd) as key_directory,
+            ):
+                for generation in catalog.list_generations(list_names(key_directory)):
+                    if generation.condemned:
+                        continue
+                    result = _check(key_directory, generation.name, wait_s, budget)
+                    if isinstance(result, int):
+                        sound, sound_bytes = sound + 1, sound_bytes + result
+                    elif isinstance(result, Finding):
+                        condemn(key, generation.name, result.code, result.reason)
+                        damaged.append(result)
+                    elif result is not None:
+                        unread.append(result)
+    return ScrubReport(sound, sound_bytes, tuple(damaged), tuple(unread))
+
+
+def _check(key_directory: Place, generation: str, wait_s: float, budget: Budget) -> int | Finding | str | None:
+    """The bytes that were read and right; or what is wrong; or why it could not be read; None if it is gone."""
+    directory = key_directory.path / generation
+    budget.check()
+    try:
+        lease = _lease(key_directory, generation, wait_s, budget)
+        try:
+            lease.verify(budget)
+        finally:
+            lease.close()
+    except (Gone, FileNotFoundError, NotADirectoryError):
+        return None
+    except Damage as damage:
+        return Finding(directory, damage.code, damage.reason)
+    except (NewerSchema, OSError) as problem:
+        return f"{directory}: {problem}"
+    except HostWeightsError as failure:
+        if failure.code in _PROVEN:
+            return Finding(directory, failure.code, str(failure))
+        budget.check()
+        return str(failure)
+    return sum(file.size_bytes for file in lease.manifest.files)
+
+
+def _lease(key_directory: Place, generation: str, wait_s: float, budget: Budget) -> ArtifactLease:
+    key = key_directory.path.name
+    with (
+        opened_directory(key_directory.path / generation, key_directory.fd) as place,
+        catalog.open_ready(place) as ready,
+    ):
+        identity = read_identity(place, ready.fd, key)
+    search = Search(
+        key=key, identity=identity, validation=Validation.METADATA, lease_id="scrub", wait_s=wait_s, may_write=False
+    )
+    return lease_generation(key_directory, generation, search, budget)
