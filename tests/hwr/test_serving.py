@@ -98,6 +98,43 @@ async def test_A13_forwards_during_publication_and_across_adoption_are_bit_equal
     assert called > TIMINGS // 2
 
 
+class Surrounded(nn.Module):
+    """Blocks with a bare parameter, a layer before and a layer after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(8))
+        self.before = nn.Conv1d(2, 2, 1)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.after = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        result: torch.Tensor = self.after(x)
+        return result
+
+
+@pytest.mark.asyncio
+async def test_T65_what_lies_outside_the_blocks_is_resident_before_the_first_forward(tmp_path: Path) -> None:
+    source = save(tmp_path / "model.safetensors", seeded(Surrounded()).state_dict())
+    with torch.no_grad():
+        expected = seeded(Surrounded())(X)
+        async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+            for _ in range(2):  # cold, then warm
+                model = await host.load(Surrounded, source)
+                attachment = await host.attach(model)
+                outside = {name for name, _ in model.module.named_parameters() if not name.startswith("blocks.")}
+                assert outside == {"scale", "before.weight", "before.bias", "after.weight", "after.bias"}
+                assert not any(model.module.get_parameter(name).is_meta for name in outside)
+                assert torch.equal(model.module(X), expected)
+                await attachment.detach()
+                if model.publication is not None:
+                    await model.publication.wait()
+                await model.unload()
+
+
 WRITES = """
 import asyncio, sys
 import torch
