@@ -49,14 +49,20 @@ def run() -> Results:
             met=float(str(publish["of_floor"])) >= 0.90,
         ),
         Goal(
-            id="A1-bind",
-            goal="lookup + bind <= 10 us per tensor",
-            value=per_tensor["hostweights lookup"] + per_tensor["hostweights bind"],
-            met=per_tensor["hostweights lookup"] + per_tensor["hostweights bind"] <= 10,
+            id="A1-lookup",
+            goal="validated warm lookup <= 5 us per tensor",
+            value=per_tensor["hostweights read"],
+            met=per_tensor["hostweights read"] <= 5,
+        ),
+        Goal(
+            id="A3-bind",
+            goal="plan + bind at least as fast as load_state_dict(assign=True), which checks less",
+            value=per_tensor["load_state_dict bind"] / per_tensor["hostweights bind"],
+            met=per_tensor["hostweights bind"] <= per_tensor["load_state_dict bind"],
         ),
         Goal(
             id="A3-whole",
-            goal="whole warm model (lookup, skeleton, bind) faster than load_file + load_state_dict(assign)",
+            goal="lookup + skeleton + bind faster than load_file + skeleton + load_state_dict(assign=True)",
             value=per_tensor["load_state_dict"] / per_tensor["hostweights"],
             met=per_tensor["hostweights"] < per_tensor["load_state_dict"],
         ),
@@ -151,7 +157,7 @@ def _restore(folder: Path) -> list[Row]:
         command = [sys.executable, "-m", "benchmarks.loader_worker", way, str(root), str(source)]
         done = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         rows.append(_restore_row(way, done["seconds"]))
-        names = ("lookup", "skeleton", "bind")
+        names = ("read", "skeleton", "bind")
         rows.extend(_restore_row(f"{way} {part}", at) for part, at in zip(names, done["parts"], strict=False))
     return rows
 

@@ -108,6 +108,17 @@ def test_B3_tensor_that_stands_whole_and_packed_must_be_equal(tmp_path: Path) ->
         plan_checkpoint(build_skeleton(lambda: Tensors(q=(2, 3), k=(2, 3))), record, changed, budget())
 
 
+def test_B3_source_with_weights_of_other_components_is_taken_tensor_by_tensor(tmp_path: Path) -> None:
+    mine, other = torch.randn(2, 2), torch.randn(3)
+    record = replace(BASE, renames=(("", "transformer."),))
+    checkpoint = stored(tmp_path, {"transformer.w": mine, "vae.w": other, "w": other})
+    module = build_skeleton(lambda: Tensors(w=(2, 2)))
+    plan = plan_checkpoint(module, record, checkpoint, budget())
+    assert [source.key for binding in plan.bindings for source in binding.sources] == ["transformer.w"]
+    assert sorted(plan.unused_keys) == ["vae.w", "w"]
+    assert torch.equal(loaded(record, checkpoint, module)["w"], mine)
+
+
 SHARDED = replace(BASE, shards=(Shard("up", 0, (1, 1)), Shard("down", 1)))
 
 
