@@ -29,6 +29,7 @@ from ..messages.transport import (
     Detach,
     ListAttachments,
     ReadRing,
+    RegistrationPolicy,
     Ring,
     RingStats,
 )
@@ -170,15 +171,26 @@ class HostWeights:
         device: str = "cpu",
         slots: int = 2,
         backing: BackingChoice = BackingChoice.AUTO,
+        resident: int = 0,
+        registration: RegistrationPolicy = RegistrationPolicy(),  # noqa: B008  frozen
         timeout_s: float | None = None,
     ) -> "Attachment":
         """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
+
+        The first ``resident`` blocks stay on the device. ``registration`` bounds what is registered with the device's
+        driver in the background; the cpu device registers nothing.
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
         attachment_id = _new_id("attachment")
         request = Attach(
-            attachment_id=attachment_id, model_id=model.model_id, device=device, slots=slots, backing=backing
+            attachment_id=attachment_id,
+            model_id=model.model_id,
+            device=device,
+            slots=slots,
+            backing=backing,
+            resident=resident,
+            registration=registration,
         )
         attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
         return Attachment(self, attached.info)

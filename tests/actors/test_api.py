@@ -5,6 +5,7 @@ import copy
 import threading
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 import torch
 from safetensors.torch import save_model
@@ -448,7 +449,7 @@ async def test_A13_a_producer_never_holds_a_slot_of_a_block_that_is_called_by_it
         resources = host._assembly.resources
 
         request = RegisterProducer(model_id=model.model_id, producer_id="one")
-        LocalModels(resources).register(request, ReleasingBudget(release))
+        await anyio.to_thread.run_sync(LocalModels(resources).register, request, ReleasingBudget(release))
 
         release.set()
         await running

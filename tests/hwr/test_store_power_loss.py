@@ -153,7 +153,7 @@ def test_T34_an_error_of_any_call_is_typed_and_leaves_each_artifact_absent_or_wh
     tmp_path: Path, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare, act = SCENARIOS[scenario]
-    failed = 0
+    at = failed = 0
     for at in itertools.count(1, EVERY):
         root = tmp_path / str(at) / "root"
         root.parent.mkdir()
