@@ -86,6 +86,15 @@ class Script:
         """A recorded message."""
         return self._decoder.decode(body)
 
+    def same(self, recorded: msgspec.Raw, got: Message | None) -> bool:
+        """Whether a message says what was recorded; a field that came later counts as its default."""
+        if bytes(recorded) == _ENCODER.encode(got):
+            return True
+        try:
+            return got is not None and self.decode(recorded) == got
+        except msgspec.MsgspecError:
+            return False
+
     def run(self, handling: int, deadline_s: float | None) -> "Run":
         """The run of a handler that begins now."""
         run = self._runs[handling] = Run(self, deadline_s, self._by_handling[handling])
@@ -144,7 +153,7 @@ class Run:
 
     def check(self, position: int, recorded: msgspec.Raw, got: Message, record: object) -> None:
         """Compare a body."""
-        if not _same(recorded, got):
+        if not self.script.same(recorded, got):
             self.diverge(position, record, got)
 
     def diverge(self, position: int, recorded: object, got: object) -> NoReturn:
@@ -181,7 +190,7 @@ class Run:
         got = _ending(reply, raised, cancelled=cancelled)
         try:
             position, record = self.output(Finished, got)
-            if not _same_ending(record, got):
+            if not _same_ending(record, got, self.script.same):
                 self.diverge(position, record, got)
         except Diverged:
             return
@@ -328,7 +337,7 @@ def _ending(reply: Message | None, raised: Exception | None, *, cancelled: bool)
     return _Ending(Ended.FAILED, None, failed.failure)
 
 
-def _same_ending(record: Finished, got: _Ending) -> bool:
+def _same_ending(record: Finished, got: _Ending, same: Callable[[msgspec.Raw, Message | None], bool]) -> bool:
     """Texts of crashes are not compared, and a stop is a withdrawal to the handler.
 
     A CancelledError that nobody sent was recorded as a crash; a missing reply as well.
@@ -339,16 +348,7 @@ def _same_ending(record: Finished, got: _Ending) -> bool:
         return crashed or missing_reply or got.ended is Ended.WITHDRAWN
     if record.ended in (Ended.WITHDRAWN, Ended.STOPPED):
         return got.ended is Ended.WITHDRAWN
-    return record.ended is got.ended and record.failure == got.failure and _same(record.body, got.body)
-
-
-def _same(recorded: msgspec.Raw, got: Message | None) -> bool:
-    encoded = _ENCODER.encode(got)
-    if bytes(recorded) == encoded:
-        return True
-    left: object = msgspec.msgpack.decode(recorded)
-    right: object = msgspec.msgpack.decode(encoded)
-    return left == right
+    return record.ended is got.ended and record.failure == got.failure and same(record.body, got.body)
 
 
 def as_json(value: object) -> str:
