@@ -66,22 +66,27 @@ def io_priority() -> int | None:
     return None if numbers is None else int(_libc().syscall(numbers[1], _IOPRIO_WHO_PROCESS, 0))
 
 
-def watch_closes(path: str) -> int | None:
-    """A descriptor that becomes readable when any process closes the file; None where none can be had.
+def new_watcher() -> int | None:
+    """A descriptor for ``watch_closes``, owned by the caller; None where none can be had.
 
-    The caller closes it. Watches are a limited resource of the user, so that None is a normal answer.
+    Watchers are a limited resource of the user, so that None is a normal answer. Closing one takes milliseconds.
     """
     try:
-        init, add = _libc().inotify_init1, _libc().inotify_add_watch
+        fd: int = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     except AttributeError:
         return None
-    fd: int = init(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0:
-        return None
-    if add(fd, os.fsencode(path), _IN_CLOSE) < 0:
-        os.close(fd)
-        return None
-    return fd
+    return fd if fd >= 0 else None
+
+
+def watch_closes(watcher: int, path: str) -> int | None:
+    """Make a watcher readable when any process closes the file; the watch's number, or None where it is refused."""
+    number: int = _libc().inotify_add_watch(watcher, os.fsencode(path), _IN_CLOSE)
+    return number if number >= 0 else None
+
+
+def end_watch(watcher: int, number: int) -> None:
+    """End a watch; harmless if it ended already."""
+    _libc().inotify_rm_watch(watcher, number)
 
 
 def trim_heap() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from child_kit import Child
+from child_kit import Child, run_child
 from hostweights.hwr import lock_wait
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.lease import ArtifactLease
@@ -85,12 +85,39 @@ def test_T38_a_killed_holder_hands_over_with_and_without_a_watch(
     lock_file: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
     if not watched:
-        monkeypatch.setattr(lock_wait, "watch_closes", lambda _: None)
+        monkeypatch.setattr(lock_wait, "watch_closes", lambda *_: None)
     with Child(_HOLDER, lock_file) as holder:
         assert holder.line() == "held"
         threading.Timer(0.01, lambda: holder.signal(9)).start()
         take(lock_file, PlainBudget()).close()
         assert holder.wait() == -9
+
+
+_KEEP = """
+    from hostweights.hwr import lock_wait
+    from hostweights.hwr.locks import LockHandle, acquire
+    from hostweights.messages.failure import Code, HostWeightsError, Stage, error
+    path = Path(sys.argv[1])
+    busy = lambda _: error(Stage.PRODUCTION, Code.BUILD_BUSY, "busy")
+    for _ in range(3):
+        with LockHandle(path, os.O_RDONLY) as holder, LockHandle(path, os.O_RDONLY) as waiter:
+            assert holder.try_lock(exclusive=True)
+            try:
+                acquire(waiter, path, exclusive=True, limit_s=0.001, budget=PlainBudget(), busy=busy)
+            except HostWeightsError as failure:
+                assert failure.code is Code.BUILD_BUSY
+    kept = len(lock_wait._idle)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(lock_wait._idle))
+    say(f"{kept} {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+"""
+
+
+def test_T38_one_watcher_is_kept_for_the_next_wait_and_a_forked_child_has_none(lock_file: Path) -> None:
+    kept, in_child = run_child(_KEEP, lock_file).split()
+    assert int(kept) <= 1
+    assert in_child == "0"
 
 
 def test_T78_a_cancel_ends_a_wait_for_a_lock(lock_file: Path) -> None:

@@ -1,10 +1,10 @@
 """Crashes and power loss at every single change on the disk, for every operation that changes a store."""
 
-import itertools
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,17 @@ def make_room(root: Path) -> None:
     store.close()
 
 
+@pytest.fixture
+def quick_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: thousands of stores are made, and what is lost is decided here."""
+    memory = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="hostweights-") as directory:
+        yield Path(directory)
+
+
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "initialise": (lambda _: None, initialise),
     "first publication": (lambda _: None, publish),
@@ -119,10 +130,10 @@ def payload_files(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_T34_power_lost_at_any_change_leaves_each_artifact_absent_or_whole_and_no_space_lost(
-    tmp_path: Path, scenario: str, capsys: pytest.CaptureFixture[str]
+    quick_disk: Path, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare, act = SCENARIOS[scenario]
-    base = tmp_path / "disk"
+    base = quick_disk / "disk"
     base.mkdir()
     prepare(base / "root")
     with recorded(base) as port:
@@ -131,7 +142,7 @@ def test_T34_power_lost_at_any_change_leaves_each_artifact_absent_or_whole_and_n
     seen: dict[str, list[bool]] = {state: [] for state in STATES}
     for number, cut in enumerate(cuts):
         for state in STATES:
-            at = tmp_path / f"{number}-{state}"
+            at = quick_disk / f"{number}-{state}"
             materialise(cut.trees[state], at)
             with replaced(after_crash(state)):
                 seen[state].append(reopen_and_check(at / "root", ONE))
@@ -150,12 +161,12 @@ def test_T34_power_lost_at_any_change_leaves_each_artifact_absent_or_whole_and_n
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_T34_an_error_of_any_call_is_typed_and_leaves_each_artifact_absent_or_whole(
-    tmp_path: Path, scenario: str, capsys: pytest.CaptureFixture[str]
+    quick_disk: Path, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare, act = SCENARIOS[scenario]
-    at = failed = 0
-    for at in itertools.count(1, EVERY):
-        root = tmp_path / str(at) / "root"
+    failed, at, calls, reached = 0, 1, 0, True
+    while reached:
+        root = quick_disk / str(at) / "root"
         root.parent.mkdir()
         prepare(root)
         with replaced(port := FailingFiles(at)):
@@ -166,8 +177,8 @@ def test_T34_an_error_of_any_call_is_typed_and_leaves_each_artifact_absent_or_wh
                 failed += 1
         reopen_and_check(root, ONE)
         shutil.rmtree(root)
-        if port.calls < at:
-            break
+        calls, reached = port.calls, port.calls >= at
+        at += EVERY
     with capsys.disabled():
-        sys.stdout.write(f"\n{scenario}: every {EVERY}th of {at} calls failed, {failed} of them ended it")
+        sys.stdout.write(f"\n{scenario}: every {EVERY}th of {calls} calls failed, {failed} of them ended it")
     assert failed > 5
