@@ -75,7 +75,9 @@ def _publish(folder: Path) -> Row:
     payload = write_checkpoint(build_skeleton(Large), source, shards=2)
     os.sync()
     _hash(source)  # the source is warm, as after a download
-    hash_s, write_s = _hash(source), _write_floor(folder / "floor", payload)
+    hash_s = _hash(source)
+    # Twice: the first one also pays for page-cache memory that nobody has touched since the host started.
+    write_s = min(_write_floor(folder / "floor", payload) for _ in range(2))
     command = [sys.executable, "-m", "hostweights", "warm", str(source), "--root", str(folder / "store")]
     process = subprocess.Popen(
         [*command, "--factory", "benchmarks.loader_model:Large", "--json"],

@@ -1,6 +1,6 @@
 """The checkpoint planner: prove that every tensor of a model has exactly one source, before anything is touched."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ def plan_checkpoint(skeleton: nn.Module, record: ModelRecord, checkpoint: Checkp
 def plan_ownership(ownership: Ownership, record: ModelRecord, checkpoint: Checkpoint, budget: Budget) -> WeightPlan:
     """``plan_checkpoint`` for tensors that were collected already."""
     names = _names(ownership)
-    shapes = full_shapes(((name, tensor.shape) for tensor in ownership.tensors for name in names[tensor.name]), record)
+    shapes = full_shapes(((names[tensor.name], tensor.shape) for tensor in ownership.tensors), record)
     bindings: list[Binding] = []
     missing: list[str] = []
     used: set[str] = set()
@@ -43,7 +43,7 @@ def plan_ownership(ownership: Ownership, record: ModelRecord, checkpoint: Checkp
         if not routes:
             missing.append(tensor.name)
             continue
-        bound = [_bind(tensor, route, shapes, record, checkpoint) for route in routes]
+        bound = [_bind(tensor, route, names[tensor.name], shapes[tensor.name], record, checkpoint) for route in routes]
         for other in bound[1:]:
             _require_equal(bound[0], other, checkpoint, budget)
         bindings.append(bound[0])
@@ -71,7 +71,8 @@ def _names(ownership: Ownership) -> dict[str, list[str]]:
 def _bind(
     tensor: OwnedTensor,
     route: Route,
-    shapes: Mapping[str, tuple[int, ...]],
+    names: Sequence[str],
+    shape: tuple[int, ...],
     record: ModelRecord,
     checkpoint: Checkpoint,
 ) -> Binding:
@@ -82,7 +83,7 @@ def _bind(
     if stored is not tensor.dtype and (stored, tensor.dtype) not in record.casts:
         raise _wrong_dtype(tensor, route.keys[0], stored)
     facts = {key: StoredFacts(at.stored.shape, at.stored.dtype) for key, at in zip(route.keys, found, strict=True)}
-    program = _compiled(tensor, Cast(finished(route, shapes[route.name], record), tensor.dtype), facts)
+    program = _compiled(tensor, lambda: Cast(finished(route, names, shape, record), tensor.dtype), facts)
     if program.shape != tensor.shape:
         text = f"keys {', '.join(route.keys)} make shape {list(program.shape)}, expected {list(tensor.shape)}"
         raise error(
@@ -103,9 +104,9 @@ def _bind(
     )
 
 
-def _compiled(tensor: OwnedTensor, transform: Transform, facts: Mapping[str, StoredFacts]) -> Program:
+def _compiled(tensor: OwnedTensor, make: Callable[[], Transform], facts: Mapping[str, StoredFacts]) -> Program:
     try:
-        return compile_transform(transform, facts)
+        return compile_transform(make(), facts)
     except HostWeightsError as problem:
         text = f"tensor {tensor.name}: {problem}"
         raise error(Stage.PLANNING, problem.code, text, tensor=tensor.name, key=", ".join(facts)) from problem

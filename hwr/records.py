@@ -4,7 +4,7 @@ The planner, the producers and the streaming all read the same record. Nothing h
 validator.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -115,9 +115,10 @@ class ModelRecord:
         """Whether a checkpoint key is known to be unneeded."""
         return any(fnmatchcase(key, pattern) for pattern in self.ignored_keys)
 
-    def shard_of(self, name: str) -> Shard | None:
-        """How ranks share a tensor, or None when every rank holds all of it."""
-        return next((shard for shard in self.shards if ends_with(name, shard.name)), None)
+    def shard_of(self, names: Iterable[str]) -> Shard | None:
+        """How ranks share the tensor that goes by all these names, or None when every rank holds all of it."""
+        known = tuple(names)
+        return next((shard for shard in self.shards if any(ends_with(name, shard.name) for name in known)), None)
 
     def for_rank(self, tp_size: int, tp_rank: int) -> "ModelRecord":
         """The record of one rank, whose modules have the rank's own shapes; it publishes an artifact of its own.

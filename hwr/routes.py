@@ -1,6 +1,6 @@
 """The ways from a checkpoint to a tensor of a model that a record opens, each as a transform."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -24,20 +24,23 @@ class Route:
     expected: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def full_shapes(tensors: Iterable[tuple[str, tuple[int, ...]]], record: ModelRecord) -> dict[str, tuple[int, ...]]:
-    """The shape of each named tensor over all tensor-parallel ranks, from a rank's own.
+def full_shapes(
+    tensors: Iterable[tuple[Sequence[str], tuple[int, ...]]], record: ModelRecord
+) -> dict[str, tuple[int, ...]]:
+    """By each of its names, the shape of a tensor over all tensor-parallel ranks, from a rank's own.
 
     Raises shape_mismatch for a shard along a dimension that the tensor does not have.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in tensors:
-        shard = record.shard_of(name) if record.tp_size > 1 else None
+    for names, own in tensors:
+        shard = record.shard_of(names) if record.tp_size > 1 else None
+        shape = own
         if shard is not None:
-            if shard.dim >= len(shape):
-                text = f"tensor {name} of shape {list(shape)} has no dimension {shard.dim} that ranks could share"
-                raise error(Stage.PLANNING, Code.SHAPE_MISMATCH, text, tensor=name)
-            shape = (*shape[: shard.dim], shape[shard.dim] * record.tp_size, *shape[shard.dim + 1 :])
-        shapes[name] = shape
+            if shard.dim >= len(own):
+                text = f"tensor {names[0]} of shape {list(own)} has no dimension {shard.dim} that ranks could share"
+                raise error(Stage.PLANNING, Code.SHAPE_MISMATCH, text, tensor=names[0])
+            shape = (*own[: shard.dim], own[shard.dim] * record.tp_size, *own[shard.dim + 1 :])
+        shapes.update(dict.fromkeys(names, shape))
     return shapes
 
 
@@ -60,19 +63,23 @@ def routes_to(name: str, shapes: Shapes, record: ModelRecord, keys: Collection[s
     return routes
 
 
-def finished(route: Route, shape: tuple[int, ...], record: ModelRecord) -> Transform:
+def finished(route: Route, names: Sequence[str], shape: tuple[int, ...], record: ModelRecord) -> Transform:
     """A route with all that holds for every way: transposed, regrouped, and cut to the rank's share.
 
-    ``shape`` is the tensor's over all ranks. Raises shape_mismatch when groups or shares do not come out even.
+    ``names`` are all of the tensor's, ``shape`` is its shape over all ranks. Raises shape_mismatch when groups or
+    shares do not come out even.
     """
     transform = route.transform
     if _is_transposed(route.name, shape, record):
         transform = Transpose(transform, 0, 1)
     for regroup in record.regroups:
         if ends_with(route.name, regroup.name):
+            if regroup.dim >= len(shape):
+                text = f"{list(shape)} has no dimension {regroup.dim} to regroup"
+                raise error(Stage.PLANNING, Code.SHAPE_MISMATCH, text)
             runs = grouped_runs(shape[regroup.dim], regroup.sections)
             transform = Gather(transform, regroup.dim, sum(runs, ()))
-    shard = record.shard_of(route.name) if record.tp_size > 1 else None
+    shard = record.shard_of(names) if record.tp_size > 1 else None
     if shard is not None:
         share = shard_runs(shape[shard.dim], shard.sections, record.tp_size, record.tp_rank)
         transform = Gather(transform, shard.dim, share)

@@ -20,7 +20,7 @@ def shard_skeleton(module: nn.Module, record: ModelRecord) -> None:
         return
     shares: list[tuple[list[Place], torch.Tensor]] = []
     for name, group in tensor_groups(module).items():
-        shard = next((found for place in group if (found := record.shard_of(place.name)) is not None), None)
+        shard = record.shard_of(place.name for place in group)
         if shard is not None:
             shares.append((group, _share(name, group[0].tensor, shard, record.tp_size)))
     for group, share in shares:

@@ -71,7 +71,11 @@ def test_B4_grouped_tensor_is_regrouped_or_cut_apart(tmp_path: Path) -> None:
     record = replace(BASE, packings=(Packing("qkv", ("q", "k", "v"), group=(2, 1, 1)),))
     parts = loaded(record, checkpoint, build_skeleton(lambda: Tensors(q=(6, 2), k=(3, 2), v=(3, 2))))
     assert all(torch.equal(parts[name], part) for name, part in zip("qkv", (q, k, v), strict=True))
-    with refused(Code.SHAPE_MISMATCH, "no whole number of groups"):
+    with refused(Code.SHAPE_MISMATCH, "tensor w", "[2]", "no dimension 1 to regroup"):
+        flat = stored(tmp_path / "flat", {"w": torch.randn(2)})
+        record = replace(BASE, regroups=(Regroup("w", (1, 1), dim=1),))
+        plan_checkpoint(build_skeleton(lambda: Tensors(w=(2,))), record, flat, budget())
+    with refused(Code.SHAPE_MISMATCH, "tensor qkv", "no whole number of groups"):
         odd = stored(tmp_path / "odd", {"qkv": torch.randn(11, 2)})
         plan_checkpoint(
             build_skeleton(lambda: Tensors(qkv=(11, 2))),
@@ -150,6 +154,25 @@ def test_B4_share_of_a_regrouped_tensor_is_whole_heads_of_each_section(tmp_path:
         made = loaded(record, checkpoint, build_skeleton(lambda: Tensors(qkv=(12, 2))))["qkv"]
         mine = heads[rank * 2 : rank * 2 + 2]
         assert torch.equal(made, torch.cat([mine[:, section].reshape(-1, 2) for section in range(3)]))
+
+
+class TiedShare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 2)
+        self.head = nn.Linear(2, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("key", ["embed.weight", "head.weight"])
+def test_B4_share_declared_for_one_name_of_a_tie_holds_for_the_other(tmp_path: Path, key: str) -> None:
+    weight = torch.randn(6, 2)
+    checkpoint = stored(tmp_path, {key: weight})
+    record = replace(BASE, shards=(Shard("head.weight", 0),)).for_rank(2, 1)
+    skeleton = build_skeleton(TiedShare)
+    shard_skeleton(skeleton, record)
+    assert torch.equal(loaded(record, checkpoint, skeleton)["embed.weight"], weight[3:])
+    assert skeleton.head.weight is skeleton.embed.weight
 
 
 def test_B4_shares_that_cannot_be_are_refused(tmp_path: Path) -> None:
