@@ -3,12 +3,13 @@
 Weights never travel: a message names a tensor by artifact, file and byte range, or a live object by its id.
 """
 
-from .config import Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
+from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
 from .failure import Code, Failure, HostWeightsError, Stage
 from .registry import AnyMessage
 
 __all__ = [
     "AnyMessage",
+    "CapacityPolicy",
     "Code",
     "Config",
     "Failure",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         warm,
     )
     from .messages import (
+        CapacityPolicy,
         Code,
         Config,
         Failure,
@@ -54,6 +55,7 @@ __all__ = [
     "MINIMAX_H3",
     "WHISPER",
     "Attachment",
+    "CapacityPolicy",
     "Code",
     "Config",
     "Failure",
