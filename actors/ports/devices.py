@@ -1,7 +1,7 @@
 """The TransportActor's port: devices, backings and streamers of attached models."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import msgspec
 
@@ -110,9 +110,10 @@ class LocalDevices:
         )
         with failing, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
-            check_adoptable(prepared.module, prepared.record, lease)
+            with _at_home(attachment):
+                check_adoptable(prepared.module, prepared.record, lease)
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)
-            with nullcontext() if attachment is None else attachment.streamer.at_home():
+            with _at_home(attachment):
                 released_bytes = adopt(prepared.module, prepared.record, lease)
             replaced = entry.bind(effect.model_id, lease)
         entry.producer = None
@@ -176,6 +177,11 @@ class LocalDevices:
         except BaseException:
             release()
             raise
+
+
+def _at_home(attachment: AttachmentEntry | None) -> AbstractContextManager[None]:
+    """Inside, every tensor of the model is a host tensor, whatever device it computes on."""
+    return nullcontext() if attachment is None else attachment.streamer.at_home()
 
 
 def _direct(leased: Sequence[LeasedBlock], choice: BackingChoice, slot_bytes: int | None) -> bool:
