@@ -8,7 +8,7 @@ changed after it became visible. *Lease*: the right to map one generation, held 
 artifact. *Condemned*: a generation that must not be leased any more; whoever holds it keeps it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +201,3 @@ class Writer(Protocol):
     def write(self, tensors: Iterable[torch.Tensor], budget: Budget, progress: Progress | None = None) -> Manifest:
         """Write all tensors of the plan, in order, and return the manifest; files are synced to disk."""
         ...
-
-
-Extents = Sequence[tuple[int, int]]
-"""(offset, size) pairs in bytes."""

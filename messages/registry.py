@@ -7,7 +7,6 @@ AnyMessage = (
     Failure
     | report.ResolutionReport
     | report.PublicationReport
-    | report.Note
     | store.Lookup
     | store.Build
     | store.Release

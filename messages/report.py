@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from .base import Count, Digest, Generation, Id, Message, Record, Seconds, SizeBytes, Text
+from .base import Count, Digest, Generation, Id, Message, Record, Seconds, SizeBytes
 from .config import Mode
 from .failure import Failure, Stage
 
@@ -90,9 +90,3 @@ class PublicationReport(Message, frozen=True, kw_only=True, tag="report.publicat
     adopted: bool
     seconds: Seconds
     failure: Failure | None = None
-
-
-class Note(Message, frozen=True, kw_only=True, tag="report.note"):
-    """Something a person should know although the work went on."""
-
-    text: Text

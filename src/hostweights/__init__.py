@@ -87,37 +87,13 @@ __all__ = [
     "warm",
 ]
 
-_ACTORS = {
-    "BERT_ENCODER",
-    "FLUX2_KLEIN",
-    "MINIMAX_H3",
-    "WHISPER",
-    "Attachment",
-    "HostWeights",
-    "LoadedModel",
-    "Merge",
-    "ModelRecord",
-    "ModelSource",
-    "Packing",
-    "Publication",
-    "Regroup",
-    "Shard",
-    "SyncHostWeights",
-    "Warmed",
-    "describe_directory",
-    "generic_record",
-    "list_components",
-    "load_diffusers",
-    "load_transformers",
-    "open_sync",
-    "warm",
-}
-
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.actors" if name in _ACTORS else f"{__name__}.messages")
+    module = import_module(f"{__name__}.messages")  # light; only what it lacks needs the actors, and so torch
+    if name not in module.__all__:
+        module = import_module(f"{__name__}.actors")
     value: object = getattr(module, name)
     globals()[name] = value
     return value
