@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import torch
+from anyio import to_thread
 
+from ..dlo.timeline import Timeline
 from ..hwr.records import ModelRecord
 from ..messages.base import Message
 from ..messages.config import Config, Mode
@@ -30,6 +33,8 @@ from ..messages.transport import (
     ListAttachments,
     ReadRing,
     RegistrationPolicy,
+    ReleaseResident,
+    ResidentReleased,
     Ring,
     RingStats,
 )
@@ -169,16 +174,23 @@ class HostWeights:
         model: "LoadedModel",
         *,
         device: str = "cpu",
-        slots: int = 2,
+        slots: int | None = 2,
+        slot_limit_bytes: int | None = None,
         backing: BackingChoice = BackingChoice.AUTO,
         resident: int = 0,
+        on_demand: Sequence[str] = (),
         registration: RegistrationPolicy = RegistrationPolicy(),  # noqa: B008  frozen
         timeout_s: float | None = None,
     ) -> "Attachment":
         """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
 
-        The first ``resident`` blocks stay on the device. ``registration`` bounds what is registered with the device's
-        driver in the background; the cpu device registers nothing.
+        ``slots`` None begins with two and adds more if the first forwards show that this pays, as far as all slots fit
+        ``slot_limit_bytes``; ``Attachment.stats().depth`` says what was decided and why. The first ``resident`` blocks
+        stay on the device, until ``Attachment.release``. Parts at the paths of ``on_demand``, outside the blocks, are
+        there only while their ``forward`` runs: for what is used now and then.
+
+        ``registration`` bounds what is registered with the device's driver in the background; the cpu device registers
+        nothing.
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
@@ -191,6 +203,8 @@ class HostWeights:
             backing=backing,
             resident=resident,
             registration=registration,
+            on_demand=tuple(on_demand),
+            slot_limit_bytes=slot_limit_bytes,
         )
         attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
         return Attachment(self, attached.info)
@@ -322,6 +336,29 @@ class Attachment:
         """Say how many forwards follow, so that the last one prefetches nothing in vain."""
         await self._assembly.ask(TRANSPORT, AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
 
+    async def release(self) -> int:
+        """Let the blocks that are kept on the device leave it until the next forward; returns the bytes let go.
+
+        Those in use at the moment stay.
+        """
+        answer = await self._assembly.ask(TRANSPORT, ReleaseResident(attachment_id=self.info.attachment_id))
+        assert isinstance(answer, ResidentReleased)
+        return answer.released_bytes
+
+    @asynccontextmanager
+    async def record(self) -> AsyncIterator[Timeline]:
+        """Record when each block is copied, waited for and computed: ``async with attachment.record() as timeline``.
+
+        After the block the timeline has ``intervals``, ``table()`` (the stall table) and ``chrome_trace()``. Costs four
+        events a block. Raises HostWeightsError: unsupported if a recording is under way, not_attached.
+        """
+        recording = self._assembly.resources.attachments.get(self.info.attachment_id).streamer.record()
+        timeline = recording.__enter__()
+        try:
+            yield timeline
+        finally:
+            await _to_the_end(to_thread.run_sync(recording.__exit__, None, None, None))
+
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
         await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
@@ -338,7 +375,7 @@ def _new_id(prefix: str) -> str:
     return f"{prefix}-{uuid4().hex}"
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
     """Run work to its end although the caller is cancelled, however often; then let the cancel go on."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None

@@ -20,6 +20,7 @@ from ..messages.transport import (
     ListAttachments,
     ReadRing,
     Rebase,
+    ReleaseResident,
 )
 from .kernel.blocking import in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
@@ -96,7 +97,7 @@ class Assembly:
             ActorSpec(
                 name=TRANSPORT,
                 create=partial(TransportActor, LocalDevices(resources)),
-                accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ListAttachments),
+                accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
                 undelivered=_take_back,
                 mailbox_limit=limit,
                 restart=RESTART,

@@ -1,12 +1,13 @@
 """A small sync facade for scripts: the same calls, on an event loop in a thread of its own."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from ..dlo.timeline import Timeline
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
@@ -49,9 +50,13 @@ class SyncHostWeights:
         """``HostWeights.adopt``: publish if needed, then share the pages."""
         return self._portal.call(self._host.adopt, model)
 
-    def attach(self, model: LoadedModel, *, device: str = "cpu", slots: int = 2) -> Attachment:
+    def attach(self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2) -> Attachment:
         """``HostWeights.attach``."""
         return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots))
+
+    def record(self, attachment: Attachment) -> AbstractContextManager[Timeline]:
+        """``Attachment.record``, as a plain context manager."""
+        return self._portal.wrap_async_context_manager(attachment.record())
 
     def ring(self, attachment: Attachment) -> RingStats:
         """``Attachment.stats``."""

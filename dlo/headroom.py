@@ -1,22 +1,51 @@
-"""How much host memory may be pinned: what the memory control group leaves, read before anything is registered."""
+"""How much host memory may be pinned, read before anything is registered: by the control group, by the lock limit."""
 
+import resource
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 RESERVE_BYTES = 256 << 20
 """Left free for everything else in the group."""
 
+_STATUS = Path("/proc/self/status")
+_MAY_LOCK_ANY = 1 << 14  # CAP_IPC_LOCK
 _CGROUP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 _UNRECLAIMABLE = ("anon", "unevictable", "kernel", "shmem")
 
 
+@dataclass(frozen=True, slots=True)
+class LockLimit:
+    """RLIMIT_MEMLOCK: what it leaves, None if nothing is limited, and the bytes that are charged to it already.
+
+    Most drivers pin pages without charging them, and then the limit means nothing to them: whether one does is seen by
+    what it charged for the first range.
+    """
+
+    left_bytes: int | None
+    charged_bytes: int
+
+
+def lock_limit(status: Path = _STATUS) -> LockLimit:
+    """This process's, now; one that cannot be read limits nothing."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return LockLimit(None, 0)
+    words = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
+    charged_bytes = sum(int(words[name][0]) << 10 for name in ("VmLck", "VmPin") if words.get(name))
+    may_lock_any = bool(int(words.get("CapEff", ["0"])[0], 16) & _MAY_LOCK_ANY)
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if may_lock_any or limit == resource.RLIM_INFINITY:
+        return LockLimit(None, charged_bytes)
+    return LockLimit(max(0, limit - charged_bytes), charged_bytes)
+
+
 def pinnable_bytes(cgroup: Path = _CGROUP, root: Path = _ROOT) -> int | None:
     """Bytes of page cache that can be pinned before the group's limit leaves nothing to reclaim; None if unlimited.
 
-    Looks at each level of the unified hierarchy; a limit that cannot be read limits nothing. The lock limit
-    (RLIMIT_MEMLOCK) is not looked at: the driver pins pages without charging them to it, and says so itself where a
-    platform does.
+    Looks at each level of the unified hierarchy; a limit that cannot be read limits nothing.
     """
     try:
         lines = cgroup.read_text().splitlines()

@@ -3,8 +3,8 @@
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -14,17 +14,20 @@ from ..messages.failure import Code, Stage, error
 from ..messages.plan import TENSOR_ALIGNMENT_BYTES
 from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
+from .component import Component, components
 from .contract import Device, HostBacking
+from .depth import LEAST_SLOTS, MOST_AUTOMATIC_SLOTS
 from .discovery import BlockMap, discover
 from .driver import RingDriver
-from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
+from .hooks import BlockHook, ComponentHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
 from .layout import capacity_bytes, round_up
 from .resident import Resident
 from .timeline import Timeline
+from .tuner import Tuner
 
 _LOG = logging.getLogger("hostweights")
 
-MIN_SLOTS = 2
+MIN_SLOTS = LEAST_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class RingSizes:
     block_bytes: int
     slot_bytes: int
     direct: bool
+    kept: tuple[str, ...] = ()
+    on_demand: tuple[str, ...] = ()
 
 
 def _ring_sizes(
@@ -68,6 +73,7 @@ class Streamer:
         device: Device,
         driver: RingDriver,
         resident: Resident,
+        parts: Sequence[Component],
         hooks: ExitStack,
         rest: ExitStack,
         sizes: "RingSizes",
@@ -77,6 +83,7 @@ class Streamer:
         self._device = device
         self._driver = driver
         self._resident = resident
+        self._parts = tuple(parts)
         self._hooks = hooks
         self._rest = rest
         self._sizes = sizes
@@ -91,9 +98,11 @@ class Streamer:
         device: Device,
         backing: HostBacking,
         *,
-        slots: int = MIN_SLOTS,
+        slots: int | None = MIN_SLOTS,
+        slot_limit_bytes: int | None = None,
         budget: Budget | None = None,
         registration: RegistrationPolicy | None = None,
+        on_demand: Sequence[str] = (),
     ) -> "Streamer":
         """Stream ``module``'s blocks from ``backing`` through ``slots`` slots of ``device``.
 
@@ -102,18 +111,27 @@ class Streamer:
         between uses. Device memory taken, at every moment: the resident part and the slots. Fewer slots are made when
         there are fewer blocks. ``registration`` bounds what is registered with the device's driver.
 
+        ``slots`` None begins with two; after the first forwards were measured, between two forwards, more are added if
+        they shorten a forward and all slots fit ``slot_limit_bytes``. What was decided is in ``stats().depth``.
+
+        Blocks that the discovery keeps stay on the device until ``release``. Parts at the paths of ``on_demand``,
+        outside the blocks, are there only while their ``forward`` runs.
+
         After any error the model is as it was and the backing still belongs to the caller; otherwise the backing is
         closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, not_attached (after a terminal
         detach), blocks_not_found, coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
         """
         refuse_gone(module)
+        asked, slots = slots, MIN_SLOTS if slots is None else slots
         _refuse_below(slots, MIN_SLOTS, f"a ring of {slots!r} slots cannot overlap; {MIN_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
         modules = [module.get_submodule(block.path) for block in found.blocks]
         _refuse_twice(module, modules)
         _check_blocks([block.path for block in found.blocks], backing)
         bindings = _bindings(module, found, backing)
-        sizes = _ring_sizes(modules, bindings, backing, slots)
+        sizes = replace(_ring_sizes(modules, bindings, backing, slots), kept=found.kept, on_demand=tuple(on_demand))
+        tuner = _tuner(sizes, slot_limit_bytes) if asked is None else None
+        depth = f"{sizes.slots} slots: {_why(asked, sizes, tuner)}"
         with (
             torch.inference_mode(mode=False),
             ExitStack() as rest,
@@ -121,24 +139,38 @@ class Streamer:
             ExitStack() as hooks,
         ):
             streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
-            resident = Resident(module, streamed)
+            parts = components(module, found.kept, on_demand, streamed, device)
+            resident = Resident(module, streamed.union(id(each) for part in parts for each in part.parameters))
             resident.move(device.torch_device, budget, rest)
+            for part in parts:
+                rest.callback(part.close)
+                if part.keep:
+                    part.fetch(budget)
             _freeze(modules, rest)
             for binding in bindings:
                 failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
             policy = RegistrationPolicy() if registration is None else registration
             driver = RingDriver(
-                device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes, registration=policy
+                device,
+                backing,
+                bindings,
+                slots=sizes.slots,
+                slot_bytes=sizes.slot_bytes,
+                registration=policy,
+                depth=depth,
+                tuner=tuner,
             )
             failed.callback(driver.abandon)
             guard(module, modules, driver, rest)
             for index, block in enumerate(modules):
                 replace_attribute(block, "forward", BlockHook(driver, index, block), hooks)
+            for part in parts:
+                replace_attribute(part.module, "forward", ComponentHook(part), hooks)
             replace_attribute(module, "forward", RootHook(driver, module), hooks)
             _check(budget)
             driver.prefetch()
             failed.pop_all()
-            return cls(module, modules, device, driver, resident, hooks.pop_all(), rest.pop_all(), sizes)
+            return cls(module, modules, device, driver, resident, parts, hooks.pop_all(), rest.pop_all(), sizes)
 
     @property
     def sizes(self) -> "RingSizes":
@@ -154,13 +186,23 @@ class Streamer:
         _refuse_below(forwards, 0, f"{forwards!r} forwards cannot follow; announce a number, 0 or more")
         self._driver.announce(forwards)
 
-    def at_rest(self, budget: Budget) -> AbstractContextManager[None]:
-        """Inside, no block is in use and parameters show host tensors: for who must see every weight at once.
+    @contextmanager
+    def at_rest(self, budget: Budget) -> Iterator[None]:
+        """Inside, no block is in use and every tensor of the model is a host tensor with its value.
 
-        Waits by ``budget`` for the blocks in use; blocks that are called meanwhile wait. Keep it short, and call no
-        block inside.
+        For who must see every weight at once, between two forwards. Waits by ``budget`` for the blocks in use; blocks
+        that are called meanwhile wait. Keep it short, and call no block inside.
         """
-        return self._driver.at_rest(budget)
+        with self.at_home(), self._driver.at_rest(budget):
+            yield
+
+    def release(self) -> int:
+        """Let the kept blocks leave the device, but for those in use; returns the bytes let go.
+
+        The next forward brings them back, and they stay again.
+        """
+        with self._changing:
+            return sum(part.release() for part in self._parts if part.keep)
 
     def _settle_device(self) -> None:
         """What is not streamed may still be computing, on any stream, from memory that is about to be let go."""
@@ -188,7 +230,10 @@ class Streamer:
 
         Afterwards the replacements are what ``detach`` brings back; what computes stays what it was.
         """
-        with self._changing, self._resident.at_home():
+        with self._changing, ExitStack() as stack:
+            stack.enter_context(self._resident.at_home())
+            for part in self._parts:
+                stack.enter_context(part.at_home())
             yield
 
     def rebase(self, backing: HostBacking, budget: Budget | None = None) -> None:
@@ -236,6 +281,25 @@ def _refuse_below(value: object, least: int, text: str) -> None:
     """A count from an untyped caller is checked here: later it would fail a forward."""
     if not isinstance(value, int) or value < least:
         raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text)
+
+
+def _tuner(sizes: RingSizes, slot_limit_bytes: int | None) -> Tuner | None:
+    """What may add slots; None if there can be no more of them."""
+    most = min(MOST_AUTOMATIC_SLOTS, len(sizes.paths))
+    if slot_limit_bytes is not None:
+        least_bytes = sizes.slots * sizes.slot_bytes
+        text = f"{sizes.slots} slots take {least_bytes} bytes and {slot_limit_bytes!r} are allowed; allow more"
+        _refuse_below(slot_limit_bytes, least_bytes, text)
+        most = min(most, slot_limit_bytes // max(1, sizes.slot_bytes))
+    return Tuner(most) if most > sizes.slots else None
+
+
+def _why(asked: int | None, sizes: RingSizes, tuner: Tuner | None) -> str:
+    if asked is not None:
+        return "as asked" if sizes.slots == asked else "there are no more blocks"
+    if tuner is not None:
+        return "not measured yet"
+    return "there are no more blocks" if sizes.slots == len(sizes.paths) else "memory allows no more"
 
 
 def _refuse_twice(module: nn.Module, modules: Sequence[nn.Module]) -> None:

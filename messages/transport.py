@@ -44,6 +44,8 @@ class RegistrationInfo(Record, frozen=True, kw_only=True):
 
     ``state``: ``none`` (nothing to register), ``running``, ``complete``, ``partial`` (``reason`` says why), ``closed``,
     or ``unsafe`` (the driver did not let pages go: mapping and lease are kept). ``blocks`` are copied directly.
+    ``room_bytes`` is what the memory control group can pin and ``memlock_bytes`` what RLIMIT_MEMLOCK leaves, both as
+    they were before the first range; None is no limit. The lock limit counts only where the driver charges pins to it.
     """
 
     state: Name
@@ -52,6 +54,8 @@ class RegistrationInfo(Record, frozen=True, kw_only=True):
     registered_bytes: SizeBytes = 0
     seconds: Seconds = 0.0
     reason: Text = ""
+    room_bytes: SizeBytes | None = None
+    memlock_bytes: SizeBytes | None = None
 
 
 class RingStats(Record, frozen=True, kw_only=True):
@@ -59,7 +63,7 @@ class RingStats(Record, frozen=True, kw_only=True):
 
     ``copies``: blocks copied into a slot. ``hits``: blocks that were in a slot, or on their way there by a right guess.
     ``stalls``: blocks that compute had to wait for, right guess or wrong. ``wrong_guesses``: prefetched blocks that
-    were overwritten unused.
+    were overwritten unused. ``slots`` is their count now and ``depth`` why it is that.
     """
 
     forwards: Count = 0
@@ -70,10 +74,16 @@ class RingStats(Record, frozen=True, kw_only=True):
     copied_bytes: SizeBytes = 0
     stall_s: Seconds = 0.0
     registration: RegistrationInfo | None = None
+    slots: Count = 0
+    depth: Text = ""
 
 
 class AttachmentInfo(Record, frozen=True, kw_only=True):
-    """A model attached for streaming."""
+    """A model attached for streaming.
+
+    ``slots`` are those it began with. ``kept`` blocks stay on the device until they are released; ``on_demand`` parts
+    are there while they are used.
+    """
 
     attachment_id: Id
     model_id: Id
@@ -84,6 +94,8 @@ class AttachmentInfo(Record, frozen=True, kw_only=True):
     blocks: tuple[Name, ...]
     block_bytes: SizeBytes
     slot_bytes: SizeBytes
+    kept: tuple[Name, ...] = ()
+    on_demand: tuple[Name, ...] = ()
 
 
 # --- requests and replies -------------------------------------------------------------------------------------------
@@ -93,16 +105,20 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     """Stream a loaded model's blocks through slots of a device. Replies Attached.
 
     After an error or a cancel the model is as it was. Blocks come from the model's lease if it has one, else from its
-    private tensors. The first ``resident`` blocks stay on the device and are not streamed.
+    private tensors. The first ``resident`` blocks stay on the device and are not streamed; parts at the paths of
+    ``on_demand`` are there only while their forward runs. ``slots`` None begins with two and adds more when the first
+    forwards show that this pays, as far as ``slot_limit_bytes`` of device memory for all slots allow.
     """
 
     attachment_id: Id
     model_id: Id
     device: Name
-    slots: SlotCount
+    slots: SlotCount | None
     backing: BackingChoice
     resident: Count = 0
     registration: RegistrationPolicy = RegistrationPolicy()
+    on_demand: tuple[Name, ...] = ()
+    slot_limit_bytes: SizeBytes | None = None
 
 
 class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):
@@ -131,6 +147,12 @@ class AnnounceForwards(Message, frozen=True, kw_only=True, tag="transport.announ
 
     attachment_id: Id
     forwards: Count
+
+
+class ReleaseResident(Message, frozen=True, kw_only=True, tag="transport.release_resident"):
+    """Let kept blocks leave the device until the next forward. Replies ResidentReleased."""
+
+    attachment_id: Id
 
 
 class ReadRing(Message, frozen=True, kw_only=True, tag="transport.read_ring"):
@@ -181,6 +203,13 @@ class Announced(Message, frozen=True, kw_only=True, tag="transport.announced"):
     forwards: Count
 
 
+class ResidentReleased(Message, frozen=True, kw_only=True, tag="transport.resident_released"):
+    """Kept blocks that were not in use left the device."""
+
+    attachment_id: Id
+    released_bytes: SizeBytes
+
+
 class Ring(Message, frozen=True, kw_only=True, tag="transport.ring"):
     """A snapshot of a ring's counters."""
 
@@ -220,6 +249,12 @@ class AnnounceModel(Message, frozen=True, kw_only=True, tag="transport.effect.an
 
     attachment_id: Id
     forwards: Count
+
+
+class ReleaseModelResident(Message, frozen=True, kw_only=True, tag="transport.effect.release_resident"):
+    """Let kept blocks leave the device. Outcome ResidentReleased."""
+
+    attachment_id: Id
 
 
 class ReadModelRing(Message, frozen=True, kw_only=True, tag="transport.effect.read"):

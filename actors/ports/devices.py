@@ -19,6 +19,7 @@ from ...messages.failure import Code, Stage, error
 from ...messages.transport import (
     Announced,
     AnnounceModel,
+    Attach,
     Attached,
     AttachmentInfo,
     Attachments,
@@ -30,6 +31,8 @@ from ...messages.transport import (
     ReadModelRing,
     Rebased,
     RebaseModel,
+    ReleaseModelResident,
+    ResidentReleased,
     Ring,
 )
 from ..resources import AttachmentEntry, Resources
@@ -44,7 +47,7 @@ class LocalDevices:
 
     def attach(self, effect: AttachModel, budget: Budget) -> Attached:
         """Open the device and stream the model, between two forwards; after an error the model is as it was."""
-        request = effect.request
+        request = _checked(effect.request)
         entry = self._resources.models.get(request.model_id)
         if (other := self._attachment_of(request.model_id)) is not None:
             text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
@@ -64,8 +67,10 @@ class LocalDevices:
                 device,
                 backing,
                 slots=request.slots,
+                slot_limit_bytes=request.slot_limit_bytes,
                 budget=budget,
                 registration=request.registration,
+                on_demand=request.on_demand,
             )
             undo.pop_all()
         sizes = streamer.sizes
@@ -79,6 +84,8 @@ class LocalDevices:
             blocks=sizes.paths,
             block_bytes=sizes.block_bytes,
             slot_bytes=sizes.slot_bytes,
+            kept=sizes.kept,
+            on_demand=sizes.on_demand,
         )
         self._resources.attachments.put(
             request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks)
@@ -141,6 +148,11 @@ class LocalDevices:
         self._resources.attachments.get(effect.attachment_id).streamer.announce(effect.forwards)
         return Announced(attachment_id=effect.attachment_id, forwards=effect.forwards)
 
+    def release(self, effect: ReleaseModelResident) -> ResidentReleased:
+        """Let kept blocks leave the device until the next forward."""
+        released_bytes = self._resources.attachments.get(effect.attachment_id).streamer.release()
+        return ResidentReleased(attachment_id=effect.attachment_id, released_bytes=released_bytes)
+
     def read(self, effect: ReadModelRing) -> Ring:
         """The ring's counters."""
         stats = self._resources.attachments.get(effect.attachment_id).streamer.stats()
@@ -177,6 +189,16 @@ class LocalDevices:
         except BaseException:
             release()
             raise
+
+
+def _checked(request: Attach) -> Attach:
+    """What an untyped caller gave, as the message's types; raises invalid_config by the field's name."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(request), type=Attach)
+    except (TypeError, ValueError) as wrong:  # msgspec's ValidationError is a ValueError
+        choices = ", ".join(BackingChoice)
+        text = f"attach was asked for what it does not have: {wrong}; backings are {choices}"
+        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
 
 
 def _at_home(attachment: AttachmentEntry | None) -> AbstractContextManager[None]:

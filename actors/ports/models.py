@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+from ...dlo.hooks import refuse_gone
 from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
@@ -20,10 +21,11 @@ class LocalModels:
         producer = entry.producer
         if producer is None:
             prepared = entry.need_prepared()
+            refuse_gone(prepared.module)
             with ExitStack() as still:
                 still.enter_context(entry.need_gate().exclusive(budget))
                 for attachment in self._resources.attachments.all():
-                    if attachment.info.model_id == effect.model_id:  # a block may be called past the gate
+                    if attachment.info.model_id == effect.model_id:  # what computes is on the device
                         still.enter_context(attachment.streamer.at_rest(budget))
                 producer = ModelProducer(prepared.module, prepared.ownership)
         self._resources.producers.put(effect.producer_id, producer)
