@@ -15,6 +15,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks.results_format import KEEPER, Results
+
 SUITES = ("actors", "loader", "memory", "store", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
 PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
@@ -40,7 +42,6 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("benchmarks").setLevel(logging.INFO)
-    found = importlib.import_module(f"benchmarks.{arguments.suite}").run()
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     if arguments.suite == "actors":
         versions |= {name: _version(name) for name in PEERS}
@@ -48,7 +49,13 @@ def main() -> int:
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     target = folder / f"{arguments.suite.replace('_', '-')}-{arguments.machine}.json"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({**facts, **found}, indent=2) + "\n")
+
+    def keep(results: Results) -> None:
+        target.write_text(json.dumps({**facts, **results}, indent=2) + "\n")
+
+    KEEPER.keep = keep
+    found: Results = importlib.import_module(f"benchmarks.{arguments.suite}").run()
+    keep(found)
     for row in found["rows"]:
         print("  ".join(f"{name}={value}" for name, value in row.items()))
     for goal in found["goals"]:
