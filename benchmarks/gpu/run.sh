@@ -18,7 +18,8 @@ step() { # name, seconds, command
   timeout --kill-after=10 "$limit" "$@" >"$logs/$name.log" 2>&1 || ended=$?
   case $name in
     memcheck) grep -E 'ERROR SUMMARY|equal to the bit|^=+ Error' "$logs/$name.log" | tail -n 3 ;;
-    tests) grep -E '^(FAILED|ERROR|E  )|passed|failed|error' "$logs/$name.log" | tail -n 40 ;;
+    tests) grep -E '^(FAILED|ERROR|E  )|passed|failed|error' "$logs/$name.log" | tail -n 40
+      cat "$logs/gpu-facts.txt" 2>/dev/null ;;
     *) tail -n 90 "$logs/$name.log" | cut -c -220 ;;
   esac
   [ "$ended" -eq 0 ] || status=1

@@ -106,7 +106,7 @@ async def test_C9_a_warm_model_is_published_again_while_it_is_attached(
         assert model.warm
         home = addresses(model.module)
         expected = {name: each.clone() for name, each in model.module.state_dict().items()}
-        attachment = await host.attach(model, device="cuda")
+        attachment = await host.attach(model, device="cuda", resident=1, on_demand=["norm"])
         run(model.module)
         away |= addresses(model.module) - home
         report = await host.publish(model).wait()

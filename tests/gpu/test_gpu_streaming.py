@@ -1,6 +1,5 @@
 """Streaming on a real GPU: equal to the bit under poison and delays, from every backing, on any stream and thread."""
 
-import copy
 import random
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from dlo_support import KINDS, FileLease, Stack, discover, library_threads, make_backing, registered
-from gpu_support import RoughDevice, open_cuda_device, run_on_gpu
+from gpu_support import RoughDevice, open_cuda_device, resident, run_on_gpu
 from hostweights.dlo import CudaDevice, Streamer, open_device
 from hostweights.dlo.ledger import PROCESS_LEDGER
 from hostweights.messages.failure import Code, HostWeightsError
@@ -29,10 +28,6 @@ def device() -> Iterator[CudaDevice]:
     opened.close()
     assert not library_threads()
     assert PROCESS_LEDGER.registered_bytes == 0
-
-
-def resident(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).cuda()
 
 
 @pytest.mark.timeout(300)
