@@ -154,7 +154,9 @@ def test_C2_nothing_is_measured_for_a_forward_that_is_announced_as_the_last(devi
     found = discover(model)
     streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), slots=None)
     streamer.announce(3)
-    for _ in range(3):
+    for _ in range(4):  # had the third been measured, the fourth would have known
         run(model)
     assert streamer.stats().depth == "2 slots: not measured yet"
+    run(model)
+    assert streamer.stats().depth != "2 slots: not measured yet"
     streamer.detach(terminal=False)
