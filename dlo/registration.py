@@ -92,7 +92,6 @@ class Registration:
         if refusal is not None:
             self._finish(refusal)
             return
-        self._room_bytes, self._limit = self._headroom(), self._locks()
         self._thread = threading.Thread(target=self._run, name="hostweights-registration")
         self._thread.start()
 
@@ -177,6 +176,7 @@ class Registration:
         _KEPT.discard(self)
 
     def _run(self) -> None:
+        self._room_bytes, self._limit = self._headroom(), self._locks()
         until_s = self._began_s + self._policy.deadline_s
         remaining = list(self._chunks)
         done_bytes = 0
