@@ -172,12 +172,14 @@ def test_T69_blocks_compiled_one_by_one_are_compiled_once_each_and_never_again(t
 
 @pytest.mark.usefixtures("compiled")
 def test_T69_the_whole_graph_mode_gives_one_clear_error() -> None:
+    from torch._dynamo.exc import Unsupported  # a second to import, and what is tested looks whether somebody did
+
     model = Stack([16] * 3)
     found = discover(model)
     device = fake_device(FakeCuda())
     streamer = Streamer.attach(model, found, device, PrivateBacking(model, found))
     whole = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"), torch.inference_mode():
+    with pytest.raises(Unsupported, match=r"torch\.compiler\.disable"), torch.inference_mode():
         whole(sample())
     assert run(model) is not None
     streamer.detach(terminal=False)
