@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,12 +12,13 @@ from ..messages.manifest import CondemnedMarker
 from .filesystem import files
 from .json_records import encode_record
 from .locks import LockHandle
-from .store_files import Place, write_new_file
+from .store_files import Place, list_names, write_new_file
 
 READY_NAME: Final = "READY.json"
 MANIFEST_NAME: Final = "manifest.json"
 _GENERATION: Final = re.compile(r"[0-9]{8}")
 _CONDEMNED_SUFFIX: Final = ".condemned.json"
+_TAKEN_SUFFIX: Final = ".taken"
 _PINNED_NAME: Final = "pinned"
 
 
@@ -36,9 +38,26 @@ def list_generations(names: list[str]) -> list[GenerationName]:
 
 
 def next_generation(names: list[str]) -> str:
-    """The number of the next publication: never one that was used, also not by a condemned or removed generation."""
-    used = {name.removesuffix(_CONDEMNED_SUFFIX) for name in names}
+    """The number after all those that were ever used, as the names of a key's directory tell."""
+    used = {name.removesuffix(_CONDEMNED_SUFFIX).removesuffix(_TAKEN_SUFFIX) for name in names}
     return f"{max((int(name) for name in used if _GENERATION.fullmatch(name)), default=0) + 1:08d}"
+
+
+def take_number(key_directory: Place) -> str:
+    """Take the number of the next publication; no other one ever gets it, whether this one succeeds or is removed.
+
+    Called under the key's build lock. The mark of the highest number stays when generations go; it is durable once
+    the directory was synced, and a number that a power failure gave back had not been published. Raises OSError.
+    """
+    names = list_names(key_directory)
+    generation = next_generation(names)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    files().close(files().open(generation + _TAKEN_SUFFIX, flags, 0o444, dir_fd=key_directory.fd))
+    for name in names:
+        if name.endswith(_TAKEN_SUFFIX):
+            with suppress(OSError):  # one mark more does no harm
+                files().unlink(name, dir_fd=key_directory.fd)
+    return generation
 
 
 def is_condemned(key_directory: Place, generation: str) -> bool:

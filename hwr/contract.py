@@ -4,8 +4,9 @@ Everything here is plain blocking code. A call that can take long gets a ``Budge
 raises, the call undoes what it began and lets the exception pass.
 
 Vocabulary. *Artifact*: the finished weights named by one identity. *Generation*: one publication of an artifact, never
-changed after it became visible. *Lease*: the right to map one generation, held by a kernel lock. *Producer*: writes an
-artifact. *Condemned*: a generation that must not be leased any more; whoever holds it keeps it.
+changed after it became visible; its number never names another one of its key, also after it was removed. *Lease*: the
+right to map one generation, held by a kernel lock. *Producer*: writes an artifact. *Condemned*: a generation that must
+not be leased any more; whoever holds it keeps it.
 """
 
 from collections.abc import Callable, Iterable, Iterator

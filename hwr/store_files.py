@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -148,13 +148,23 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 def write_new_file(place: Place, name: str, data: bytes, mode: int) -> None:
     """Create a file that must not exist, write it and sync it; its name is durable after the directory was synced."""
-    fd = files().open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place.fd)
-    try:
-        write_at(fd, memoryview(data), 0)
-        files().fchmod(fd, mode)
-        files().fsync(fd)
-    finally:
-        files().close(fd)
+    write_new_files(place, {name: data}, mode)
+
+
+def write_new_files(place: Place, contents: dict[str, bytes], mode: int) -> None:
+    """``write_new_file`` for several files, which are all on their way to the disk before the first is waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with ExitStack() as closing:
+        fds: list[int] = []
+        for name, data in contents.items():
+            fd = files().open(name, flags, 0o600, dir_fd=place.fd)
+            closing.callback(files().close, fd)
+            write_at(fd, memoryview(data), 0)
+            files().fchmod(fd, mode)
+            files().start_writeback(fd, 0, len(data))
+            fds.append(fd)
+        for fd in fds:
+            files().fsync(fd)
 
 
 def list_names(place: Place) -> list[str]:
@@ -185,9 +195,19 @@ def _remove_member(place: Place, name: str) -> None:
 
 def make_directory(parent: Place, name: str, mode: int) -> None:
     """Make a directory with exactly this mode, whatever the umask, and make its name durable; harmless if it exists."""
+    make_unsynced_directory(parent, name, mode)
+    files().fsync(parent.fd)
+
+
+def make_unsynced_directory(parent: Place, name: str, mode: int) -> None:
+    """``make_directory``, whose name is durable after ``parent`` was synced.
+
+    An own directory that has another mode gets this one: whoever made it may have died before.
+    """
     try:
         files().mkdir(name, mode, dir_fd=parent.fd)
     except FileExistsError:
-        return
+        found = files().stat(name, dir_fd=parent.fd)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) == mode:
+            return
     files().chmod(name, mode, dir_fd=parent.fd)
-    files().fsync(parent.fd)
