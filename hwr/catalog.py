@@ -10,9 +10,9 @@ from typing import Final
 from ..messages.failure import Code, printable
 from ..messages.manifest import CondemnedMarker
 from .filesystem import files
-from .json_records import encode_record
+from .json_records import NewerSchema, decode_record, encode_record
 from .locks import LockHandle
-from .store_files import Place, list_names, write_new_file
+from .store_files import Damage, Place, list_names, open_member, read_record, write_new_file
 
 READY_NAME: Final = "READY.json"
 MANIFEST_NAME: Final = "manifest.json"
@@ -67,6 +67,22 @@ def is_condemned(key_directory: Place, generation: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def condemnation(key_directory: Place, generation: str) -> str | None:
+    """The code and the reason of the marker, as far as it can be read; None where there is none. Raises OSError."""
+    if not is_condemned(key_directory, generation):
+        return None
+    name = generation + _CONDEMNED_SUFFIX
+    try:
+        fd = open_member(key_directory, name)
+        try:
+            marker = decode_record(read_record(fd, key_directory.path / name), CondemnedMarker, key_directory.path)
+        finally:
+            files().close(fd)
+    except (Damage, NewerSchema) as unreadable:
+        return f"by a marker that says no more: {unreadable}"
+    return f"{marker.code}: {marker.reason}"
 
 
 def is_pinned(key_directory: Place) -> bool:

@@ -65,9 +65,10 @@ def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     return ready
 
 
-def read_identity(place: Place, ready_fd: int, key: str) -> ArtifactIdentity:
-    """The identity a generation's manifest names; raises Damage, NewerSchema or OSError."""
-    return _read_manifest(place, read_ready(place, ready_fd, key)).identity
+def read_records(place: Place, ready_fd: int, key: str) -> tuple[ReadyMarker, Manifest]:
+    """A generation's marker and the manifest it names; raises Damage, NewerSchema or OSError."""
+    ready = read_ready(place, ready_fd, key)
+    return ready, _read_manifest(place, ready)
 
 
 def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
