@@ -228,7 +228,7 @@ class Ledger:
         for candidate in order:
             if found_bytes >= wanted_bytes:
                 break
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 victim = Victim.lock(self._artifacts, candidate.key, candidate.generation)
                 if victim is not None:
                     stack.callback(victim.close)
@@ -258,8 +258,8 @@ class Ledger:
         text = (
             f"{size_bytes} bytes are needed; the store holds {account.held_bytes} ({condemned} of them condemned), "
             f"builders have reserved {account.reserved_bytes}, max_store_bytes is {limit}, {free_bytes} are free, "
-            f"min_free_bytes is {policy.min_free_bytes}; what else could go is leased or pinned: release, unpin or "
-            "remove generations, or raise the limit"
+            f"min_free_bytes is {policy.min_free_bytes}; what else could go is leased, pinned or another user's: "
+            "release, unpin or remove generations, or raise the limit"
         )
         return error(
             Stage.CAPACITY,

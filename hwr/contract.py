@@ -154,6 +154,9 @@ class Store(Protocol):
     Atomic: a generation is visible whole or not at all, at every moment and after a crash at any moment. Durable: when
     ``build`` returns, the generation survives power loss. Not promised: which of two equal builders wins, and that
     leftovers of a crashed builder vanish before the next build.
+
+    Shared by the mode of its root, whatever the umask of those who use it: who may read the root may lease; who may
+    write it may build, condemn and remove, also what others published. Payload files are read-only for everybody.
     """
 
     def lookup(

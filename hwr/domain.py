@@ -181,7 +181,17 @@ def _damaged(path: Path, why: str) -> HostWeightsError:
 
 
 def _missing_parts(root: Place) -> list[str]:
-    return [name for name in _PARTS if not (root.path / name).is_dir()]
+    missing: list[str] = []
+    for name in _PARTS:
+        try:
+            found = files().stat(name, dir_fd=root.fd)
+        except FileNotFoundError:
+            missing.append(name)
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            text = f"{root.path / name} is no directory; nothing here makes or follows such a thing: put it away"
+            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=root.path / name)
+    return missing
 
 
 def _writable(path: Path) -> bool:
@@ -256,7 +266,11 @@ def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
     try:
         for name in names:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            place = Place(files().open(name, flags, dir_fd=root.fd), root.path / name)
+            try:
+                place = Place(files().open(name, flags, dir_fd=root.fd), root.path / name)
+            except OSError as failure:
+                failure.filename = str(root.path / name)
+                raise
             places.append(place)
             _check_same_mount(root, place)
     except BaseException:

@@ -28,6 +28,7 @@ from .validation import check_structure
 
 _FILE_MODE: Final = 0o444
 _GENERATION_MODE: Final = 0o555
+_SHARED_WRITE: Final = 0o022
 
 
 def publish(
@@ -51,7 +52,8 @@ def publish(
         kept.callback(lock.close)
         kept.callback(mapping.forget)
         files().rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
-        files().fchmod(staged.fd, _GENERATION_MODE)  # after the rename: moving a directory needs write permission on it
+        # After the rename: moving a directory needs write permission on it. Who shares the store may remove from it.
+        files().fchmod(staged.fd, _GENERATION_MODE | directory_mode & _SHARED_WRITE)
         for directory in (key_directory, artifacts, staging):
             files().fsync(directory.fd)
         kept.pop_all()

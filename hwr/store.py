@@ -109,7 +109,7 @@ class LocalStore:
             found = self._lookup(search, budget)
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
-            with staged(workshop.staging, key, budget) as place:
+            with staged(workshop.staging, key, workshop.directory_mode, budget) as place:
                 ledger.reserve(place, key, reservation_bytes(layout), budget)
                 manifest = ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
                 lease = publish(

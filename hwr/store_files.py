@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,7 +64,8 @@ def os_failure(failure: OSError, stage: Stage, doing: str) -> HostWeightsError:
 
 def denied(stage: Stage, cause: str, path: object) -> HostWeightsError:
     """permission_denied, naming the owner and mode of the nearest thing that can be looked at, and the way out."""
-    where = Path(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) and path else None
+    named = Path(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) and path else None
+    where = named if named is not None and named.is_absolute() else None
     found = "" if where is None else describe_owner(where)
     return error(
         stage,
@@ -176,12 +177,18 @@ def remove_tree(parent: Place, name: str) -> None:
     """Remove a directory and all it holds, never through a symbolic link; harmless if it is gone. Raises OSError."""
     try:
         with opened_directory(parent.path / name, parent.fd) as place:
-            files().fchmod(place.fd, 0o700)
+            make_writable(place.fd)
             for member in list_names(place):
                 _remove_member(place, member)
         files().rmdir(name, dir_fd=parent.fd)
     except FileNotFoundError:
         return
+
+
+def make_writable(fd: int) -> None:
+    """Let the owner change an open directory; who is not the owner needs to have been let in by its mode."""
+    with suppress(PermissionError):
+        files().fchmod(fd, stat.S_IMODE(files().fstat(fd).st_mode) | 0o700)
 
 
 def _remove_member(place: Place, name: str) -> None:
