@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What a scrub read: sound generations and their bytes, damaged ones, and those it could not read (and why)."""
+    """What a scrub read: sound generations and their bytes, damaged ones, and what it could not read or condemn."""
 
     sound: int
     sound_bytes: int
@@ -67,8 +67,11 @@ def scrub(artifacts: Place, condemn: Condemn, wait_s: float, budget: Budget) -> 
                     if isinstance(result, int):
                         sound, sound_bytes = sound + 1, sound_bytes + result
                     elif isinstance(result, Finding):
-                        condemn(key, generation.name, result.code, result.reason)
                         damaged.append(result)
+                        try:
+                            condemn(key, generation.name, result.code, result.reason)
+                        except HostWeightsError as failure:
+                            unread.append(str(failure))
                     elif result is not None:
                         unread.append(result)
     return ScrubReport(sound, sound_bytes, tuple(damaged), tuple(unread))

@@ -15,7 +15,8 @@ from .filesystem import files
 MAX_RECORD_BYTES: Final = 64 * 1024**2
 """A JSON record of the store is never longer; checked before any allocation."""
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a full disk says."""
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _WRONG_KIND: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 
@@ -51,7 +52,7 @@ def os_failure(failure: OSError, stage: Stage, doing: str) -> HostWeightsError:
     number = failure.errno
     cause = f"could not {doing}: {failure.strerror or failure} ({errno.errorcode.get(number or 0, number)})"
     path = failure.filename or ""
-    if number in _NO_SPACE:
+    if number in NO_SPACE:
         return error(
             stage, Code.NO_SPACE, f"{cause}; free space on that mount or raise its quota", retryable=True, path=path
         )
