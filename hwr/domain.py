@@ -260,6 +260,7 @@ def _lock_mode(directory_mode: int) -> int:
 
 
 def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
+    mode = _directory_mode(root)
     can_write = all(_writable(root.path / name) for name in _PARTS)
     names = ("artifacts", ".", "staging", "locks") if can_write else ("artifacts",)
     places: list[Place] = []
@@ -277,7 +278,6 @@ def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
         for place in places:
             files().close(place.fd)
         raise
-    mode = _directory_mode(root)
     workshop = Workshop(places[1], places[2], places[3], mode, _lock_mode(mode)) if can_write else None
     return Domain(root.path, record.domain_id, filesystem, places[0], workshop)
 

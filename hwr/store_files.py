@@ -113,7 +113,12 @@ def open_member(place: Place, name: str) -> int:
             raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is missing or no regular file") from failure
         failure.filename = str(place.path / name)
         raise
-    if stat.S_ISREG(files().fstat(fd).st_mode):
+    try:
+        regular = stat.S_ISREG(files().fstat(fd).st_mode)
+    except BaseException:
+        files().close(fd)
+        raise
+    if regular:
         return fd
     files().close(fd)
     raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is no regular file")
