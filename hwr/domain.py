@@ -152,8 +152,8 @@ def _read_record(root: Place) -> DomainRecord | None:
     path = root.path / RECORD_NAME
     try:
         fd = open_member(root, RECORD_NAME)
-    except Damage:
-        if not os.path.lexists(path):
+    except Damage as damage:
+        if isinstance(damage.__cause__, FileNotFoundError):  # as it was then; another process may make it meanwhile
             return None
         raise _damaged(path, "is no regular file") from None
     try:

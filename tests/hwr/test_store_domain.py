@@ -14,6 +14,7 @@ import pytest
 
 from child_kit import Child, run_child
 from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.filesystem import FileSystem, replaced
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import WaitPolicy
 from hostweights.messages.failure import Code, HostWeightsError
@@ -74,6 +75,27 @@ def test_A5_a_half_made_domain_is_finished(tmp_path: Path, part: str) -> None:
     again = open_store(root)
     assert (again.domain_id == store.domain_id) == (part != "domain.json")
     published(again)
+
+
+class _JustMade(FileSystem):
+    """The first look finds no record, which another process then makes at once."""
+
+    looked = False
+
+    def open(self, name: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+        if name == "domain.json" and not self.looked:
+            self.looked = True
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return super().open(name, flags, mode, dir_fd=dir_fd)
+
+
+def test_A5_a_domain_that_another_process_makes_between_two_looks_is_opened(tmp_path: Path) -> None:
+    made = open_store(tmp_path / "root")
+    with replaced(_JustMade()):
+        found = open_store(tmp_path / "root")
+    assert found.domain_id == made.domain_id
+    found.close()
+    made.close()
 
 
 def test_A5_a_domain_of_a_newer_version_is_incompatible(tmp_path: Path) -> None:
