@@ -19,6 +19,7 @@ from benchmarks.results_format import KEEPER, Results
 
 SUITES = ("actors", "loader", "memory", "store", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
+STORE_PEERS = ("safetensors", "blake3", "fastsafetensors", "instanttensor", "runai-model-streamer", "tensorizer")
 PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
 
 
@@ -45,6 +46,8 @@ def main() -> int:
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     if arguments.suite == "actors":
         versions |= {name: _version(name) for name in PEERS}
+    if arguments.suite == "store":
+        versions |= {name: _version(name) for name in STORE_PEERS}
     facts = {"suite": arguments.suite, "commit": _commit(), "machine": arguments.machine, "versions": versions}
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     target = folder / f"{arguments.suite.replace('_', '-')}-{arguments.machine}.json"

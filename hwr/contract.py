@@ -4,8 +4,9 @@ Everything here is plain blocking code. A call that can take long gets a ``Budge
 raises, the call undoes what it began and lets the exception pass.
 
 Vocabulary. *Artifact*: the finished weights named by one identity. *Generation*: one publication of an artifact, never
-changed after it became visible. *Lease*: the right to map one generation, held by a kernel lock. *Producer*: writes an
-artifact. *Condemned*: a generation that must not be leased any more; whoever holds it keeps it.
+changed after it became visible; its number never names another one of its key, also after it was removed. *Lease*: the
+right to map one generation, held by a kernel lock. *Producer*: writes an artifact. *Condemned*: a generation that must
+not be leased any more; whoever holds it keeps it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -153,6 +154,9 @@ class Store(Protocol):
     Atomic: a generation is visible whole or not at all, at every moment and after a crash at any moment. Durable: when
     ``build`` returns, the generation survives power loss. Not promised: which of two equal builders wins, and that
     leftovers of a crashed builder vanish before the next build.
+
+    Shared by the mode of its root, whatever the umask of those who use it: who may read the root may lease; who may
+    write it may build, condemn and remove, also what others published. Payload files are read-only for everybody.
     """
 
     def lookup(

@@ -11,6 +11,12 @@ from .identity import ArtifactIdentity
 
 MANIFEST_SCHEMA = 1
 
+_EntryFile = Name
+"""One of the manifest's files by name; what a file name may be is checked once, where the file is described."""
+
+_EntryDigest = Annotated[str, Meta(min_length=64, max_length=64)]
+"""A digest whose digits are checked together with its file's: a pattern for each costs more than all other decoding."""
+
 
 class TensorKind(StrEnum):
     """What a module holds the tensor as."""
@@ -28,37 +34,37 @@ class TensorEntry(Record, frozen=True, kw_only=True, gc=False):
     name: Name
     kind: TensorKind
     role: Name
-    file: FileName
+    file: _EntryFile
     offset: OffsetBytes
     size_bytes: SizeBytes
     shape: Shape
     dtype: DType
     stride: Stride
-    digest: Digest
+    digest: _EntryDigest
     block: Count | None = None
 
 
-class AliasEntry(Record, frozen=True, kw_only=True):
+class AliasEntry(Record, frozen=True, kw_only=True, gc=False):
     """A second name of a stored tensor (tied weights): stored once, tied again on restore."""
 
     name: Name
     target: Name
 
 
-class BlockEntry(Record, frozen=True, kw_only=True):
+class BlockEntry(Record, frozen=True, kw_only=True, gc=False):
     """One block: a contiguous extent of one file that starts on a page and holds only this block's tensors and pads."""
 
     name: Name
-    file: FileName
+    file: _EntryFile
     offset: OffsetBytes
     size_bytes: SizeBytes
 
 
-class PadEntry(Record, frozen=True, kw_only=True):
+class PadEntry(Record, frozen=True, kw_only=True, gc=False):
     """A named run of zero bytes that fills a gap, since the safetensors format refuses holes."""
 
     name: Name
-    file: FileName
+    file: _EntryFile
     offset: OffsetBytes
     size_bytes: SizeBytes
 

@@ -6,6 +6,10 @@ from typing import Annotated
 import typer
 
 from hostweights.commands.replay import replay
+from hostweights.commands.store_list import list_store
+from hostweights.commands.store_remove import gc, rm
+from hostweights.commands.store_show import show
+from hostweights.commands.store_verify import scrub, verify
 from hostweights.commands.warm import warm
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
@@ -68,6 +72,12 @@ def demo(
 
 app.command()(replay)
 app.command()(warm)
+app.command("list")(list_store)
+app.command()(show)
+app.command()(verify)
+app.command()(scrub)
+app.command()(gc)
+app.command()(rm)
 
 
 def main() -> None:
