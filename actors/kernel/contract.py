@@ -58,9 +58,10 @@ Replay
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from ...messages.base import ActorName, Count, Message
 from ...messages.budget import Budget
@@ -157,8 +158,7 @@ class Actor(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """When a crashed actor is started again: at most ``limit`` times in ``window_s``, with growing pauses."""
 
     limit: int = 3
@@ -169,9 +169,8 @@ class RestartPolicy:
     """Declared transient faults; any other exception stops the actor and escalates."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSpec:
-    """How to run one actor."""
+class ActorSpec(msgspec.Struct, frozen=True):
+    """How to run one actor. A Struct for its constructor in C; it is never encoded."""
 
     name: str
     create: Callable[[], Actor]
@@ -189,4 +188,4 @@ class ActorSpec:
     undelivered: Callable[[Message], Message | None] | None = None
     """For a reply whose asker was cancelled at the last moment: a message that the actor is told instead, to take back
     what the reply handed over (a lease, say); None when there is nothing to take back."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    restart: RestartPolicy = RestartPolicy()

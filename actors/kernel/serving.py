@@ -5,6 +5,7 @@ import asyncio
 from ...messages.base import Message
 from ...messages.failure import Failure, HostWeightsError
 from ...messages.journal import Ended
+from .blocking import WorkerPool
 from .contract import Actor, ActorSpec
 from .delivery import DONE, RUNNING, TAKEN, Delivery, Reason
 from .errors import HandlerFailed, as_failed
@@ -24,7 +25,7 @@ class Serving(Intake):
         super().__init__(hub, spec)
         self.actor: Actor
         self.task: asyncio.Task[None]
-        self.pool = hub.make_pool(spec.name, spec.workers, hub.loop)
+        self._pool: WorkerPool | None = None
         self.incarnation = 0
         self.stopping = False
         self.failed = 0
@@ -54,6 +55,12 @@ class Serving(Intake):
         if self._current is not None:
             self._current.withdraw(Reason.STOP)
         self.mailbox.nudge()
+
+    def pool(self) -> WorkerPool:
+        """The threads for blocking work; most actors never need them."""
+        if self._pool is None:
+            self._pool = self.hub.make_pool(self.name, self.spec.workers, self.hub.loop)
+        return self._pool
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -106,6 +113,7 @@ class Serving(Intake):
 
     async def _dispatch(self, delivery: Delivery) -> None:
         """Run a handler beside the others, when there is room for it."""
+        delivery.state = TAKEN
         while len(self._children) >= self.spec.concurrency_limit and not self._cut:
             await self._wait(messages=False)
         if self._cut:
@@ -155,6 +163,7 @@ class Serving(Intake):
         deadline_s = delivery.deadline_s
         service = delivery.service
         if deadline_s is not None and not service.starts(deadline_s - now_s):
+            delivery.state = TAKEN
             self.withdraw(delivery, Reason.DEADLINE)
             return None
         delivery.handling = handling = Handling(
