@@ -17,7 +17,10 @@ from pathlib import Path
 
 SUITES = ("actors", "loader", "memory", "store", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
-PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
+PEERS = (
+    *("actio", "async-pykka", "casty", "domo-actors", "everything-is-an-actor", "fauxtp", "lapinbeam", "nigrains"),
+    *("papyra", "pykka", "tapio-py", "thespian", "xoscar"),
+)
 
 
 def _version(package: str) -> str:
