@@ -1,10 +1,12 @@
 """What a running system writes down, in the order in which it happens.
 
-Writing changes nothing for the actors: it never waits, and a record that cannot be encoded or a disk that is full or
-too slow ends the journal, not the work; ``failure`` then says why, and the file is readable up to there.
+Writing changes nothing for the actors: it never waits. A file that cannot be created and a disk that is full or too
+slow end the file; a record that cannot be encoded ends the journal. The work goes on: ``failure`` says why, so does one
+warning in the log, the file is readable up to there, and a ring lives on without a file.
 """
 
 import asyncio
+import logging
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import cast
@@ -37,6 +39,8 @@ from .delivery import Delivery
 from .journal_file import RECORD_LIMIT_BYTES, Batch, FileWriter, frame, frame_of
 from .journal_redaction import Redactor
 from .journal_ring import Ring
+
+_LOG = logging.getLogger("hostweights")
 
 _BATCH_RECORDS = 128
 _BATCH_BYTES = 64 * 1024
@@ -72,7 +76,7 @@ class Journal:
         self._writer: FileWriter | None = None
         if policy.path is not None:
             path = Path(policy.path)
-            self._writer = FileWriter(path, self._head, self._failed_in_thread, policy.rotate_bytes, policy.keep_parts)
+            self._writer = FileWriter(path, self._head, self._file_failed, policy.rotate_bytes, policy.keep_parts)
         self._records: list[object] = []
         self._batch_records = _BATCH_RECORDS
         self._batches: list[Batch] = []
@@ -80,13 +84,20 @@ class Journal:
         self._size_bytes = 0
         self._flush_bytes = _FLUSH_BYTES if policy.rotate_bytes is None else min(_FLUSH_BYTES, policy.rotate_bytes // 4)
         self._timer: asyncio.TimerHandle | None = None
+        self._ended = self._ring is None and self._writer is None
+        """Nothing is recorded any more."""
         self.failure: Failure | None = None
 
     def open(self) -> None:
-        """Create the file; blocking, on any thread. Raises ``io_error`` when it exists or cannot be created."""
+        """Create the file; blocking, on any thread. Raises ``io_error`` when it is there already."""
         self._package_version = _package_version()
         if self._writer is not None:
-            self._writer.open()
+            try:
+                self._writer.open()
+            except HostWeightsError as failed:
+                if isinstance(failed.__cause__, FileExistsError):
+                    raise
+                self._file_failed(failed)
 
     def hand_over(self) -> None:
         """Let go of the flush timer and hand everything to the writer, before ``flush`` or ``close``."""
@@ -218,9 +229,9 @@ class Journal:
 
     def _due(self) -> None:
         """A batch is full, or nobody will come to write it yet."""
-        if len(self._records) >= self._batch_records or self.failure is not None:
+        if len(self._records) >= self._batch_records or self._ended:
             self._encode_batch()
-        if self._timer is None and self.failure is None:
+        if self._timer is None and not self._ended:
             self._timer = self._loop.call_later(_FLUSH_S, self._flush_by_timer)
 
     def _flush_by_timer(self) -> None:
@@ -233,9 +244,9 @@ class Journal:
         self._to_writer()
 
     def _encode_batch(self) -> None:
-        """Encode what was recorded; after a failure, forget it."""
+        """Encode what was recorded; after the end, forget it."""
         records, self._records = self._records, []
-        if not records or self.failure is not None:
+        if not records or self._ended:
             return
         if self._redactor is not None:
             records = list(map(self._redactor.record, records))
@@ -257,17 +268,17 @@ class Journal:
             try:
                 entry = self._encode(record)
             except _CANNOT_ENCODE as found:
-                self._give_up(Code.UNSUPPORTED, f"{_kind(record)} cannot be written: {found}")
+                self._end(f"{_kind(record)} cannot be written: {found}")
                 return
             if len(entry) > RECORD_LIMIT_BYTES:
-                self._give_up(Code.UNSUPPORTED, f"a record of {len(entry)} bytes is over {RECORD_LIMIT_BYTES}")
+                self._end(f"a record of {len(entry)} bytes is over {RECORD_LIMIT_BYTES}")
                 return
             self._pass_on(Batch(1, entry))
 
     def _pass_on(self, batch: Batch) -> None:
         if self._ring is not None:
             self._ring.add(batch)
-        if self._writer is not None:
+        if self._writer is not None and self.failure is None:
             self._batches.append(batch)
             self._size_bytes += len(batch.data)
             if self._size_bytes >= self._flush_bytes:
@@ -279,16 +290,25 @@ class Journal:
         if self._writer is None or not batches:
             return
         self._writer.write(batches)
-        if self._writer.pending_bytes > _PENDING_LIMIT_BYTES and self.failure is None:
-            self._give_up(Code.IO_ERROR, f"the disk is {_PENDING_LIMIT_BYTES} bytes behind")
+        if self._writer.pending_bytes > _PENDING_LIMIT_BYTES:
+            text = f"the journal's file ends early: the disk is {_PENDING_LIMIT_BYTES} bytes behind"
+            self._file_failed(error(Stage.RUNTIME, Code.IO_ERROR, text))
 
-    def _failed_in_thread(self, failed: HostWeightsError) -> None:
-        if self.failure is None:
-            self.failure = failed.failure
+    def _file_failed(self, failed: HostWeightsError) -> None:
+        """On any thread: no more is written to the file, and what a ring keeps goes on."""
+        self._ended = self._ended or self._ring is None
+        self._say(failed.failure)
 
-    def _give_up(self, code: Code, why: str) -> None:
-        self.failure = error(Stage.RUNTIME, code, f"the journal ends early: {why}").failure
+    def _end(self, why: str) -> None:
+        """A record is lost, so that none after it would make sense."""
         self._to_writer()
+        self._ended = True
+        self._say(error(Stage.RUNTIME, Code.UNSUPPORTED, f"the journal ends early: {why}").failure)
+
+    def _say(self, failure: Failure) -> None:
+        if self.failure is None:
+            self.failure = failure
+            _LOG.warning("%s: %s (the actors go on)", failure.stage, failure.text)
 
 
 def _kind(record: object) -> str:

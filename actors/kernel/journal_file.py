@@ -119,6 +119,8 @@ class FileWriter:
 
     def flush(self) -> None:
         """Wait until what was handed over is in the file, or the writer has failed; blocking."""
+        if self._thread is None:
+            return
         written = threading.Event()
         self._queue.put(written)
         written.wait()
