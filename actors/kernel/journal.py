@@ -35,6 +35,7 @@ from ...messages.journal import (
     Told,
     Watched,
 )
+from .at_exit import AtExit
 from .delivery import Delivery
 from .journal_file import RECORD_LIMIT_BYTES, Batch, FileWriter, frame, frame_of
 from .journal_redaction import Redactor
@@ -74,6 +75,7 @@ class Journal:
         self._redactor = Redactor() if policy.redact_paths else None
         self._ring = Ring(policy.ring_records) if policy.ring_records else None
         self._writer: FileWriter | None = None
+        self._at_exit = AtExit(self.close, loop)
         if policy.path is not None:
             path = Path(policy.path)
             self._writer = FileWriter(path, self._head, self._file_failed, policy.rotate_bytes, policy.keep_parts)
@@ -94,6 +96,7 @@ class Journal:
         if self._writer is not None:
             try:
                 self._writer.open()
+                self._at_exit.arm()
             except HostWeightsError as failed:
                 if isinstance(failed.__cause__, FileExistsError):
                     raise
@@ -113,6 +116,7 @@ class Journal:
 
     def close(self) -> None:
         """Write everything that was handed over and sync; blocking, on another thread, and the last call."""
+        self._at_exit.disarm()
         if self._writer is not None:
             self._writer.close()
 
