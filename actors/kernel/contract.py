@@ -51,7 +51,8 @@ Foreign cancels
     other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the
     runtime's cancel is tolerated and counted.
 No orphans
-    Every task and thread belongs to an actor; a stopped system has none.
+    Every task and thread belongs to an actor; a stopped system has none. An interpreter that ends with a system open
+    waits for the blocking calls that run and for the journal's last records, and for nothing more.
 Replay
     A handler takes inputs through its context only. What it awaits besides is work of other handlers of its own actor.
 """

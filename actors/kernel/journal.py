@@ -75,7 +75,7 @@ class Journal:
         self._redactor = Redactor() if policy.redact_paths else None
         self._ring = Ring(policy.ring_records) if policy.ring_records else None
         self._writer: FileWriter | None = None
-        self._at_exit = AtExit(self.close, loop)
+        self._at_exit = AtExit(self._finish, loop)
         if policy.path is not None:
             path = Path(policy.path)
             self._writer = FileWriter(path, self._head, self._file_failed, policy.rotate_bytes, policy.keep_parts)
@@ -119,6 +119,11 @@ class Journal:
         self._at_exit.disarm()
         if self._writer is not None:
             self._writer.close()
+
+    def _finish(self) -> None:
+        """The interpreter ends, and nobody closed the system."""
+        self.hand_over()
+        self.close()
 
     def recent(self) -> bytes:
         """The newest records, from memory, in the form of a journal file."""

@@ -392,3 +392,17 @@ async def test_paths_are_redacted_when_asked_and_stay_comparable(tmp_path: Path)
     named = msgspec.msgpack.decode(dequeued.envelope.body, type=Named)
     assert named.path.count("/") == 3
     assert named.texts == (f"could not open {named.path.rpartition('/')[0]}: gone", "a/b", "GET https://x/y")
+
+
+@given(payload=st.binary(max_size=64), beside=st.binary(min_size=1, max_size=64))
+def test_T80_an_extension_hook_sees_its_payload_and_nothing_beside_it(payload: bytes, beside: bytes) -> None:
+    """A reader that slices to the end of what it is given must not reach the bytes that follow."""
+    seen: list[bytes] = []
+
+    def hook(code: int, data: memoryview) -> object:
+        seen.append(bytes(data[0:]))
+        return code
+
+    encoded = ENCODE([msgspec.msgpack.Ext(7, payload), beside])
+    assert msgspec.msgpack.Decoder(list, ext_hook=hook).decode(encoded) == [7, beside]
+    assert seen == [payload]
