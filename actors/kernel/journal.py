@@ -63,7 +63,8 @@ def _raw(message: Message | None) -> msgspec.Raw:
 class Journal:
     """The journal of one system; every method is called on its loop, if nothing else is said.
 
-    What a message costs most often, its two records, is written as the tuple that the record class encodes to. Records
+    What a message costs most often, its two records, is written as the tuple that the record class encodes to, and
+    without a call of ``_record``. Records
     are kept as they are until a batch of them is encoded in one call, at half of what one call each would cost; that
     they say then what they said when they were made is what messages promise, since nobody may change one.
     """
@@ -150,7 +151,8 @@ class Journal:
         """A handler begins."""
         actor = delivery.cell.name
         kind = _TELL if delivery.future is None else _ASK
-        self._record(
+        records = self._records
+        records.append(
             (
                 "journal.dequeued",
                 actor,
@@ -172,6 +174,8 @@ class Journal:
                 ),
             )
         )
+        if self._timer is None or len(records) >= self._batch_records:
+            self._due()
 
     def drawn(self, actor: str, handling: int, value: float | str) -> None:
         """A handler read the clock or drew an id."""
@@ -216,7 +220,10 @@ class Journal:
     ) -> None:
         """A handler ended."""
         end = "replied" if ended is _REPLIED else ended
-        self._record(("journal.finished", actor, handling, clock_s, end, body, failure))
+        records = self._records
+        records.append(("journal.finished", actor, handling, clock_s, end, body, failure))
+        if self._timer is None or len(records) >= self._batch_records:
+            self._due()
 
     def dead_letter(self, actor: str, envelope_id: int, reason: DeadReason) -> None:
         """A message or reply came to nothing."""

@@ -58,7 +58,8 @@ class Batch(NamedTuple):
 
 def frame_of(batches: Sequence[Batch]) -> bytes:
     """One frame of encoded records."""
-    return frame(Batch.joined(batches).array())
+    head = array_head(sum(batch.num_records for batch in batches))
+    return frame(b"".join([head, *[batch.data for batch in batches]]))
 
 
 def part_path(path: Path, number: int) -> Path:

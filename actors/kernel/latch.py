@@ -24,7 +24,7 @@ class Latch:
         """Return when the latch is open; a cancel ends the wait."""
         if self.opened:
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
         if self._waiters is None:
             self._waiters = []
         self._waiters.append(waiter)
