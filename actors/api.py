@@ -255,6 +255,17 @@ class HostWeights:
         """What this process and its leases cost now; reads the kernel's accounting, some milliseconds."""
         return await self._ask(STORE, ReadMemory(), Memory)
 
+    async def flush_journal(self) -> None:
+        """Return when everything recorded so far is in the journal's file; a process that is killed then loses none."""
+        await self._assembly.system.flush_journal()
+
+    def recent_journal(self) -> bytes:
+        """The newest records, from memory, as the bytes of a journal file for ``hostweights replay``.
+
+        Empty unless ``Config.runtime.journal`` keeps a ring.
+        """
+        return self._assembly.system.recent_journal()
+
     def events(self) -> Subscription:
         """Reports and progress from now on, as an async iterator; close it, or use it as a context manager."""
         return self._assembly.system.subscribe()

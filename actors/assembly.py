@@ -83,7 +83,7 @@ class Assembly:
         After an error ``stop`` takes down what was started.
         """
         runtime = self._config.runtime
-        journal = None if runtime.journal is None else Path(runtime.journal)
+        journal = Path(runtime.journal) if isinstance(runtime.journal, str) else runtime.journal
         system = ActorSystem(journal, runtime.shutdown_s)
         self._system = await self._stack.enter_async_context(system)
         self._stack.push_async_callback(self._wind_down, system)

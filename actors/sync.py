@@ -14,18 +14,27 @@ from ..messages.report import PublicationReport
 from ..messages.store import Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
+from .kernel.at_exit import AtExit
 
 
 @contextmanager
 def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
-    """Open a HostWeights for blocking code; leaving the block closes it."""
+    """Open a HostWeights for blocking code; leaving the block closes it, and so does the end of the interpreter."""
     with start_blocking_portal(name="hostweights") as portal:
         host = HostWeights(config)
-        portal.call(host.open)
+
+        def end() -> None:
+            portal.call(host.close)
+            portal.call(portal.stop)
+
+        at_exit = AtExit(end)
+        at_exit.arm()  # before its actors, so that they are stopped and not left without threads
         try:
+            portal.call(host.open)
             yield SyncHostWeights(host, portal)
         finally:
-            portal.call(host.close)
+            if at_exit.disarm():
+                portal.call(host.close)
 
 
 class SyncHostWeights:

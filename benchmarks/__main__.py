@@ -20,7 +20,10 @@ from benchmarks.results_format import KEEPER, Results
 SUITES = ("actors", "loader", "memory", "store", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
 STORE_PEERS = ("safetensors", "blake3", "fastsafetensors", "instanttensor", "runai-model-streamer", "tensorizer")
-PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
+PEERS = (
+    *("actio", "async-pykka", "casty", "domo-actors", "everything-is-an-actor", "fauxtp", "lapinbeam", "nigrains"),
+    *("papyra", "pykka", "tapio-py", "thespian", "xoscar"),
+)
 
 
 def _version(package: str) -> str:

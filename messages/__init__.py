@@ -5,6 +5,7 @@ Weights never travel: a message names a tensor by artifact, file and byte range,
 
 from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
 from .failure import Code, Failure, HostWeightsError, Stage
+from .journal import JournalPolicy
 from .registry import AnyMessage
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Config",
     "Failure",
     "HostWeightsError",
+    "JournalPolicy",
     "Mode",
     "ProductionPolicy",
     "RuntimePolicy",

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from .base import Path, Record
+from .journal import JournalPolicy
 
 
 class Mode(StrEnum):
@@ -68,7 +69,8 @@ class RuntimePolicy(Record, frozen=True, kw_only=True):
 
     mailbox_limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     shutdown_s: Annotated[float, Meta(gt=0.0)] = 30.0
-    journal: Path | None = None
+    journal: Path | JournalPolicy | None = None
+    """What the actors write down: into a new file at this path, or as the policy says (parts, a ring, no paths)."""
 
 
 class Config(Record, frozen=True, kw_only=True):
