@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.config import config
 from hostweights.commands.replay import replay
 from hostweights.commands.warm import warm
 
@@ -66,6 +67,7 @@ def demo(
         raise typer.Exit(1)
 
 
+app.command()(config)
 app.command()(replay)
 app.command()(warm)
 
