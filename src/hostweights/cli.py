@@ -7,6 +7,7 @@ import typer
 
 from hostweights.commands.config import config
 from hostweights.commands.replay import replay
+from hostweights.commands.top import top
 from hostweights.commands.warm import warm
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
@@ -69,6 +70,7 @@ def demo(
 
 app.command()(config)
 app.command()(replay)
+app.command()(top)
 app.command()(warm)
 
 
