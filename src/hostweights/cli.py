@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hostweights.commands.config import config
+from hostweights.commands.doctor import doctor
 from hostweights.commands.replay import replay
 from hostweights.commands.top import top
 from hostweights.commands.warm import warm
@@ -69,6 +70,7 @@ def demo(
 
 
 app.command()(config)
+app.command()(doctor)
 app.command()(replay)
 app.command()(top)
 app.command()(warm)
