@@ -7,7 +7,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -66,7 +66,7 @@ async def test_E4_directory_and_socket_are_the_users_alone(tmp_path: Path) -> No
         assert stat.S_IMODE(opened.path.lstat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("kind", ["open", "link", "file"])
+@pytest.mark.parametrize("kind", ["open", "link", "file", "private file"])
 async def test_E4_a_directory_that_others_can_write_is_refused(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "run"
     if kind == "open":
@@ -76,6 +76,7 @@ async def test_E4_a_directory_that_others_can_write_is_refused(tmp_path: Path, k
         place.symlink_to(tmp_path / "real")
     else:
         place.write_text("")
+        place.chmod(0o600 if kind == "private file" else 0o644)
 
     with pytest.raises(HostWeightsError, match="HOSTWEIGHTS_RUNTIME_DIR") as caught:
         make_private(place)
@@ -146,7 +147,20 @@ async def test_E4_a_client_that_says_nothing_is_let_go(tmp_path: Path, monkeypat
         writer.close()
 
 
-async def test_E4_many_silent_clients_do_not_outlive_the_endpoint(tmp_path: Path) -> None:
+async def test_E4_an_ask_without_end_is_cut_off_by_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 3600.0)
+    async with answering(tmp_path) as opened:
+        reader, writer = await asyncio.open_unix_connection(str(opened.path))
+        writer.write(b"x" * 3 * ASK_BYTES)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_E4_many_silent_clients_do_not_outlive_the_endpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 3600.0)
     async with answering(tmp_path) as opened:
         clients = [await asyncio.open_unix_connection(str(opened.path)) for _ in range(MAX_CLIENTS + 4)]
         ended = [asyncio.create_task(reader.read()) for reader, _ in clients]

@@ -78,4 +78,4 @@ def _rate(now: Snapshot, before: Snapshot | None, value: Callable[[RingStats], f
         return None
     earlier = {each.info.attachment_id: value(each.ring) for each in before.stats.attachments}
     grown = sum(value(each.ring) - earlier.get(each.info.attachment_id, 0.0) for each in now.stats.attachments)
-    return max(0.0, grown) / (now.taken_s - before.taken_s)
+    return grown / (now.taken_s - before.taken_s)
