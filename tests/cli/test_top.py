@@ -152,6 +152,14 @@ def test_E4_rates_need_an_earlier_look_at_the_same_process(snapshot: Snapshot) -
         assert row.forwards_per_s is None
 
 
+def test_E4_a_process_that_streams_nothing_has_no_rates(snapshot: Snapshot) -> None:
+    stats = msgspec.structs.replace(snapshot.stats, attachments=())
+    before = msgspec.structs.replace(snapshot, stats=stats)
+    (row,) = rows([msgspec.structs.replace(before, taken_s=before.taken_s + 1.0)], [before])
+
+    assert (row.forwards_per_s, row.stalled_share) == (None, None)
+
+
 def test_E4_a_detached_model_makes_no_negative_rate(snapshot: Snapshot) -> None:
     stats = msgspec.structs.replace(snapshot.stats, attachments=())
     (row,) = rows([msgspec.structs.replace(snapshot, taken_s=snapshot.taken_s + 1.0, stats=stats)], [snapshot])

@@ -9,7 +9,8 @@ from hostweights.observe.snapshot import Snapshot
 
 
 class Row(Record, frozen=True, kw_only=True):
-    """One process as a viewer shows it; rates are None before there are two snapshots of it."""
+    """One process as a viewer shows it; rates are None before there are two snapshots of it, and
+    while nothing streams."""
 
     process: Name
     pid: Count
@@ -76,6 +77,8 @@ def _rate(now: Snapshot, before: Snapshot | None, value: Callable[[RingStats], f
     """Per second, over the attachments that both know; a ring that was not there before begins at nothing."""
     if before is None or now.taken_s <= before.taken_s:
         return None
+    if not now.stats.attachments and not before.stats.attachments:
+        return None  # nothing streams: its forwards are not counted
     earlier = {each.info.attachment_id: value(each.ring) for each in before.stats.attachments}
     grown = sum(value(each.ring) - earlier.get(each.info.attachment_id, 0.0) for each in now.stats.attachments)
     return grown / (now.taken_s - before.taken_s)
