@@ -40,6 +40,7 @@ from ..messages.transport import (
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .kernel.events import Subscription
+from .kernel.instruments import Instruments
 from .loads import Loads
 from .publication import Publication
 from .resources import ModelEntry
@@ -58,11 +59,17 @@ class HostWeights:
     module is gone), but they no longer stream and no longer hold a lease.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, instruments: Instruments | None = None) -> None:
+        """``instruments`` count and trace every message of the four actors; without them that costs nothing."""
         self._config = config
-        self._assembly = Assembly(config)
+        self._assembly = Assembly(config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
+
+    @property
+    def config(self) -> Config:
+        """The configuration it was made with."""
+        return self._config
 
     async def open(self) -> Self:
         """Start the actors. Touches no file of the store: the first load that needs it opens it.

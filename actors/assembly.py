@@ -24,6 +24,7 @@ from ..messages.transport import (
 )
 from .kernel.blocking import in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
+from .kernel.instruments import Instruments
 from .kernel.system import ActorSystem
 from .ports.devices import LocalDevices
 from .ports.loader import LocalLoader
@@ -58,9 +59,10 @@ def _take_back(reply: Message) -> Message | None:
 class Assembly:
     """One actor system over one set of resources."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, instruments: Instruments | None = None) -> None:
         self.resources = Resources()
         self._config = config
+        self._instruments = instruments
         self._store_port = LocalStorePort(config, self.resources)
         self._system: ActorSystem | None = None
         self._stack = AsyncExitStack()
@@ -84,7 +86,7 @@ class Assembly:
         """
         runtime = self._config.runtime
         journal = Path(runtime.journal) if isinstance(runtime.journal, str) else runtime.journal
-        system = ActorSystem(journal, runtime.shutdown_s)
+        system = ActorSystem(journal, runtime.shutdown_s, instruments=self._instruments)
         self._system = await self._stack.enter_async_context(system)
         self._stack.push_async_callback(self._wind_down, system)
         for spec in self._specs():
