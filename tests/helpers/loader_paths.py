@@ -64,4 +64,4 @@ def same_artifact(model: nn.Module, record: ModelRecord, lease: Lease) -> bool:
     """Whether the finished model would publish exactly what the lease holds."""
     producer = ModelProducer(model, collect_ownership(model, record))
     names = [spec.name for spec in producer.plan.tensors]
-    return contents(list(producer.produce(budget()))) == contents([lease.tensor(name) for name in names])
+    return contents(producer.produce(budget())) == contents(lease.tensor(name) for name in names)
