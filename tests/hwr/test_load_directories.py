@@ -53,7 +53,7 @@ def publish_again(config: Config, folder: Path) -> bool:
 
 async def test_B9_script_finds_in_another_dtype_what_the_command_published(transformers: Any, tmp_path: Path) -> None:
     folder, root = minilm_file().parent, tmp_path / "store"
-    command = [sys.executable, "-m", "hostweights", "warm", folder, "--root", root, "--dtype", "bfloat16"]
+    command = [sys.executable, "-m", "hostweights", "warm", str(folder), "--root", str(root), "--dtype", "bfloat16"]
     expected = transformers.BertModel.from_pretrained(folder, dtype=torch.bfloat16)
 
     def script() -> None:
