@@ -29,6 +29,7 @@ from .ownership import ROLES, Ownership, ownership_digest, tensor_groups
 from .read_ahead import read_in_turn
 from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
+from .write_watch import write_count
 
 PRODUCER_NAME: Final = "final-layout"
 PRODUCER_VERSION: Final = 1
@@ -81,7 +82,7 @@ class ModelProducer:
             if tensor.device.type != "cpu":
                 text = f"tensor {spec.name} is on {tensor.device}: the model is not loaded, there is nothing to publish"
                 raise error(Stage.PRODUCTION, Code.PRODUCER_FAILED, text, tensor=spec.name)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._versions = [write_count(tensor) for tensor in self._tensors]
 
     @property
     def plan(self) -> ProductionPlan:
@@ -96,7 +97,7 @@ class ModelProducer:
         for spec, tensor, version in zip(self._plan.tensors, self._tensors, self._versions, strict=True):
             budget.check()
             yield tensor.resolve_conj().resolve_neg().contiguous()
-            if _version(tensor) != version:
+            if write_count(tensor) != version:
                 raise error(
                     Stage.PRODUCTION,
                     Code.SOURCE_CHANGED,
@@ -137,8 +138,3 @@ class CheckpointProducer:
         self._checkpoint.verify_unchanged()
         yield from read_in_turn(self._weights, self._checkpoint, budget)
         self._checkpoint.verify_unchanged()
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place; an inference tensor does not count, and cannot be watched."""
-    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001  # torch has no public spelling
