@@ -303,7 +303,11 @@ class HostWeights:
 
 
 class LoadedModel:
-    """A model whose weights are in. ``module`` is the user's; parameters do not require gradients."""
+    """A model whose weights are in. ``module`` is the user's; parameters do not require gradients.
+
+    It stays loaded, with its lease, until ``unload`` or the host's ``close``. Losing this object unloads nothing: its
+    module may be in use.
+    """
 
     def __init__(
         self,

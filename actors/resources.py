@@ -19,10 +19,11 @@ from ..dlo.streamer import Streamer
 from ..hwr.checkpoint import Checkpoint
 from ..hwr.contract import Lease, Producer
 from ..hwr.gate import ForwardGate
-from ..hwr.ownership import Ownership
+from ..hwr.ownership import Ownership, Survey
 from ..hwr.records import ModelRecord
 from ..hwr.restore import RestorePlan
 from ..hwr.source_memory import Fingerprint
+from ..hwr.write_watch import WriteWatch
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import WeightPlan
 from ..messages.store import LeaseInfo
@@ -88,12 +89,14 @@ class OpenSource:
 class Prepared:
     """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
 
-    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not.
+    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``found`` is
+    the skeleton's survey, until its weights come in.
     """
 
     module: torch.nn.Module
     record: ModelRecord
     ownership: Ownership
+    found: Survey | None
     source: OpenSource | None = None
 
 
@@ -103,7 +106,8 @@ class ModelEntry:
 
     ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
     ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
-    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``.
+    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``. ``watch`` remembers the
+    model's tensors since its weights came in.
     """
 
     factory: Callable[[], torch.nn.Module]
@@ -116,6 +120,7 @@ class ModelEntry:
     fingerprint: Fingerprint | None = None
     producer: Producer | None = None
     lease_id: str | None = None
+    watch: WriteWatch | None = None
     hold: ExitStack = field(default_factory=ExitStack)
 
     def bind(self, model_id: str, lease: Lease) -> str | None:
@@ -141,6 +146,11 @@ class ModelEntry:
         """The restore plan."""
         assert self.restore is not None, "no restore was planned"
         return self.restore
+
+    def require_untouched(self, act: str) -> None:
+        """Raise source_changed when the model is no longer what was loaded, and ``act`` would take it for that."""
+        if self.watch is not None:
+            self.watch.require_untouched(act)
 
     def need_gate(self) -> ForwardGate:
         """The gate around the loaded model's forward."""

@@ -15,6 +15,7 @@ from ..messages.store import Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
 from .kernel.at_exit import AtExit
+from .directories import load_diffusers, load_transformers
 
 
 @contextmanager
@@ -54,6 +55,25 @@ class SyncHostWeights:
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
         return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name))
+
+    def load_diffusers(
+        self,
+        directory: str | Path,
+        *,
+        component: str | None = None,
+        variant: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> LoadedModel:
+        """``hostweights.load_diffusers``."""
+        return self._portal.call(
+            lambda: load_diffusers(self._host, directory, component=component, variant=variant, dtype=dtype)
+        )
+
+    def load_transformers(
+        self, directory: str | Path, *, variant: str | None = None, dtype: torch.dtype | None = None
+    ) -> LoadedModel:
+        """``hostweights.load_transformers``."""
+        return self._portal.call(lambda: load_transformers(self._host, directory, variant=variant, dtype=dtype))
 
     def adopt(self, model: LoadedModel) -> PublicationReport:
         """``HostWeights.adopt``: publish if needed, then share the pages."""

@@ -56,7 +56,7 @@ def warm(
 ) -> Warmed:
     """Publish the artifact that ``HostWeights.load`` of the same arguments looks for, unless it is there.
 
-    Holds one tensor and one chunk of the checkpoint at a time, whatever the model's size. With a record ``for_rank``
+    Holds two tensors and some chunks of the checkpoint at a time, whatever the model's size. With a record ``for_rank``
     the factory may build the whole model, of which the rank's share is published. Cancelling the budget, or an error,
     leaves nothing behind. Raises HostWeightsError.
     """

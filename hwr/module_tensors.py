@@ -1,7 +1,7 @@
 """The places in a module tree that hold tensors, and how a tensor is put into one."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -9,12 +9,12 @@ from torch import nn
 from ..messages.manifest import TensorKind
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a module holds a tensor: ``name`` from the root, and the module and attribute that hold it."""
+class Place(NamedTuple):
+    """Where a module holds a tensor: ``name`` from the root, and the module's own table and attribute that hold it."""
 
     name: str
-    module: nn.Module
+    # The module's table: setattr would run hooks and isinstance chains for each of thousands of tensors.
+    table: dict[str, torch.Tensor | None]
     attribute: str
     kind: TensorKind
     persistent: bool
@@ -22,42 +22,41 @@ class Place:
     @property
     def tensor(self) -> torch.Tensor:
         """The tensor that is there now."""
-        found = self._table()[self.attribute]
+        found = self.table[self.attribute]
         if found is None:
             raise AttributeError(f"{self.name} is None")
         return found
 
     def put(self, tensor: torch.Tensor) -> None:
         """Put a tensor there; persistence flags stay as they are. Parameters take an ``nn.Parameter``."""
-        self._table()[self.attribute] = tensor
-
-    def _table(self) -> dict[str, torch.Tensor | None]:
-        # The module's own tables: setattr would run hooks and isinstance chains for each of thousands of tensors.
-        table: dict[str, torch.Tensor | None] = self.module.__dict__[
-            "_parameters" if self.kind is TensorKind.PARAMETER else "_buffers"
-        ]
-        return table
+        self.table[self.attribute] = tensor
 
 
 def places(root: nn.Module) -> Iterator[Place]:
     """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped."""
-    for prefix, module in root.named_modules(remove_duplicate=False):
-        lead = f"{prefix}." if prefix else ""
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        lead, module = waiting.pop()
         tables = vars(module)
-        for attribute, parameter in tables["_parameters"].items():
+        table = tables["_parameters"]
+        for attribute, parameter in table.items():
             if parameter is not None:
-                yield Place(lead + attribute, module, attribute, TensorKind.PARAMETER, persistent=True)
-        for attribute, buffer in tables["_buffers"].items():
+                yield Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True)
+        table = tables["_buffers"]
+        for attribute, buffer in table.items():
             if buffer is not None:
                 persistent = attribute not in tables["_non_persistent_buffers_set"]
-                yield Place(lead + attribute, module, attribute, TensorKind.BUFFER, persistent)
+                yield Place(lead + attribute, table, attribute, TensorKind.BUFFER, persistent)
+        children = tables["_modules"]
+        waiting.extend((f"{lead}{name}.", children[name]) for name in reversed(children) if children[name] is not None)
 
 
 def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
     """Make all places of one stored tensor hold ``tensor``'s memory.
 
     A real tensor keeps its object and gets new memory. A meta tensor cannot, so one new object, a Parameter without
-    gradient that keeps the old one's attributes, goes to every place: names that were tied are tied again.
+    gradient that keeps the old one's attributes, goes to every place: names that were tied are tied again. The new
+    object counts its writes for itself, although it may be one of many views of one memory.
     """
     made: torch.Tensor | None = None
     for place in group:
@@ -71,9 +70,10 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
 
 
 def _replacement(old: torch.Tensor, tensor: torch.Tensor, kind: TensorKind) -> torch.Tensor:
+    own = tensor.data  # ``detach`` and views would share the counter
     if kind is TensorKind.BUFFER:
-        return tensor
-    parameter = nn.Parameter(tensor, requires_grad=False)
+        return own
+    parameter = nn.Parameter(own, requires_grad=False)
     copy_attributes(old, parameter)
     return parameter
 

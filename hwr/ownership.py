@@ -57,6 +57,20 @@ class Ownership:
     blocks: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that one walk over a module finds.
+
+    ``groups`` are those of ``tensor_groups``; ``tensors`` are what their places held, in the same order; ``transient``
+    are the places of buffers that are not persistent.
+    """
+
+    ownership: Ownership
+    groups: Mapping[str, Sequence[Place]]
+    tensors: tuple[torch.Tensor, ...]
+    transient: tuple[Place, ...]
+
+
 def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
     """Collect what a model on CPU or meta owns: every parameter and persistent buffer, each once.
 
@@ -64,11 +78,17 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
     than strided and other devices; ownership_ambiguous for tensors that share part of their memory;
     dtype_unsupported; blocks_not_found.
     """
-    return ownership_of(tensor_groups(module), block_names(module, record))
+    return survey(module, record).ownership
 
 
-def ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]) -> Ownership:
-    """What ``collect_ownership`` gives, from the module's groups and the names of its blocks."""
+def survey(module: nn.Module, record: ModelRecord) -> Survey:
+    """Walk over a model on CPU or meta, once. Raises like ``collect_ownership``."""
+    groups, transient = _grouped(module)
+    tensors = tuple(place.tensor for group in groups.values() for place in group)
+    return Survey(_ownership_of(groups, block_names(module, record)), groups, tensors, transient)
+
+
+def _ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]) -> Ownership:
     named = {name: index for index, name in enumerate(blocks)}
     homes = {stored: _common_block(group, named) for stored, group in groups.items()}
     owning = sorted({home for home in homes.values() if home is not None})
@@ -98,17 +118,25 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
 
     Raises like ``collect_ownership``.
     """
+    return _grouped(module)[0]
+
+
+def _grouped(module: nn.Module) -> tuple[dict[str, list[Place]], tuple[Place, ...]]:
+    """What ``tensor_groups`` gives, and the places of buffers that are not persistent."""
+    transient: list[Place] = []
     groups: dict[str, list[Place]] = {}
     stored: dict[int, list[Place]] = {}
     """By storage, the first place of each of its tensors."""
     for place in places(module):
-        if place.persistent:
-            _check_supported(place)
-        elif not _is_plain(place.tensor):
-            continue
         tensor = place.tensor
+        if place.persistent:
+            _check_supported(place.name, tensor)
+        else:
+            transient.append(place)
+            if not _is_plain(tensor):
+                continue
         neighbours = stored.setdefault(_storage(tensor), [])
-        first = next((other for other in neighbours if _is_one(other, place)), None)
+        first = next((other for other in neighbours if _is_one(other, place)), None) if neighbours else None
         if first is None:
             neighbours.append(place)
             if place.persistent:
@@ -116,8 +144,9 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
         elif first.persistent and place.persistent:
             groups[first.name].append(place)
     for neighbours in stored.values():
-        _refuse_overlaps(neighbours)
-    return groups
+        if len(neighbours) > 1:
+            _refuse_overlaps(neighbours)
+    return groups, tuple(transient)
 
 
 def _is_one(first: Place, second: Place) -> bool:
@@ -138,22 +167,17 @@ def ownership_digest(ownership: Ownership) -> str:
     return blake3(msgspec.json.encode((tensors, ownership.aliases))).hexdigest()
 
 
-def _check_supported(place: Place) -> None:
-    tensor = place.tensor
-    found: object | None = None
+def _check_supported(name: str, tensor: torch.Tensor) -> None:
     if type(tensor) not in _PLAIN:
-        found = f"a {type(tensor).__name__}"
+        found, way_out = f"of class {type(tensor).__name__}", "load and publish a model before it is quantized or split"
     elif tensor.layout is not torch.strided:
-        found = f"of layout {tensor.layout}"
+        found, way_out = f"of layout {tensor.layout}", "make it dense"
     elif tensor.device.type not in {"cpu", "meta"}:
-        found = f"on {tensor.device}"
-    if found is not None:
-        raise error(
-            Stage.PLANNING,
-            Code.UNSUPPORTED,
-            f"tensor {place.name} is {found}; expected a plain strided tensor on the CPU or on meta",
-            tensor=place.name,
-        )
+        found, way_out = f"on {tensor.device}", "build the model on the CPU"
+    else:
+        return
+    text = f"tensor {name} is {found}; expected a plain strided tensor on the CPU or on meta; {way_out}"
+    raise error(Stage.PLANNING, Code.UNSUPPORTED, text, tensor=name)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -176,8 +200,6 @@ def _refuse_overlaps(places_of_storage: Sequence[Place]) -> None:
 
     Buffers that are not persistent may share memory among themselves, not with an owned tensor.
     """
-    if len(places_of_storage) < 2:
-        return
     ranges: list[tuple[int, int, Place]] = []
     for place in places_of_storage:
         tensor = place.tensor

@@ -22,13 +22,14 @@ from ..messages.identity import (
 )
 from ..messages.manifest import MANIFEST_SCHEMA
 from ..messages.plan import WeightPlan
-from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
 from .load import require_same_files
 from .ownership import ROLES, Ownership, ownership_digest, tensor_groups
+from .read_ahead import read_in_turn
 from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
+from .write_watch import write_count
 
 PRODUCER_NAME: Final = "final-layout"
 PRODUCER_VERSION: Final = 1
@@ -81,7 +82,7 @@ class ModelProducer:
             if tensor.device.type != "cpu":
                 text = f"tensor {spec.name} is on {tensor.device}: the model is not loaded, there is nothing to publish"
                 raise error(Stage.PRODUCTION, Code.PRODUCER_FAILED, text, tensor=spec.name)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._versions = [write_count(tensor) for tensor in self._tensors]
 
     @property
     def plan(self) -> ProductionPlan:
@@ -96,7 +97,7 @@ class ModelProducer:
         for spec, tensor, version in zip(self._plan.tensors, self._tensors, self._versions, strict=True):
             budget.check()
             yield tensor.resolve_conj().resolve_neg().contiguous()
-            if _version(tensor) != version:
+            if write_count(tensor) != version:
                 raise error(
                     Stage.PRODUCTION,
                     Code.SOURCE_CHANGED,
@@ -107,7 +108,11 @@ class ModelProducer:
 
 
 class CheckpointProducer:
-    """Publishes a checkpoint without a model: one tensor in memory at a time."""
+    """Publishes a checkpoint without a model: two tensors in memory, the next one read while one is written.
+
+    Files are read and not mapped: one that somebody cuts short is then an error here, and no signal that ends the
+    process.
+    """
 
     def __init__(self, plan: WeightPlan, checkpoint: Checkpoint) -> None:
         """Raises source_changed when the plan was not made from this checkpoint."""
@@ -126,17 +131,10 @@ class CheckpointProducer:
         return self._plan
 
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
-        """Yield each tensor in memory of its own, transforms applied.
+        """Yield each tensor, transforms applied, in memory that a later one overwrites.
 
         Raises source_changed or io_error; the source is compared with its stamps before, at each read and after.
         """
         self._checkpoint.verify_unchanged()
-        for binding in self._weights.bindings:
-            budget.check()
-            yield read_binding(self._checkpoint, binding, budget)
+        yield from read_in_turn(self._weights, self._checkpoint, budget)
         self._checkpoint.verify_unchanged()
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place; an inference tensor does not count, and cannot be watched."""
-    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001  # torch has no public spelling

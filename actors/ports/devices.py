@@ -56,6 +56,8 @@ class LocalDevices:
         failing = answered(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"the model could not stream to {request.device}")
         with failing, ExitStack() as undo, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
+            if entry.lease_id is not None:
+                entry.require_untouched("streaming it")
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
@@ -117,6 +119,7 @@ class LocalDevices:
         )
         with failing, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
+            entry.require_untouched("adoption")
             with _at_home(attachment):
                 check_adoptable(prepared.module, prepared.record, lease)
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)

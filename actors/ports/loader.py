@@ -11,7 +11,7 @@ from ...hwr.digest_cache import DigestCache
 from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
-from ...hwr.ownership import collect_ownership
+from ...hwr.ownership import survey
 from ...hwr.planner import plan_ownership
 from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for, production_plan
 from ...hwr.records import ModelRecord, generic_record
@@ -19,6 +19,7 @@ from ...hwr.restore import plan_restore
 from ...hwr.skeleton import build_skeleton
 from ...hwr.source import source_digest
 from ...hwr.source_memory import SourceMemory, source_fingerprint
+from ...hwr.write_watch import WriteWatch
 from ...messages.budget import Budget
 from ...messages.failure import Code, Stage, error
 from ...messages.plan import WeightPlan
@@ -74,7 +75,8 @@ class LocalLoader:
         entry = self._resources.models.get(effect.model_id)
         prepared = entry.need_prepared()
         lease = self._resources.leases.get(effect.lease_id).lease
-        entry.restore = plan_restore(prepared.module, prepared.record, lease)
+        found, prepared.found = prepared.found, None
+        entry.restore = plan_restore(prepared.module, prepared.record, lease, found)
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
 
     def commit_restore(self, effect: CommitRestore) -> Restored:
@@ -84,6 +86,7 @@ class LocalLoader:
         plan.commit()
         prepared = entry.need_prepared()
         entry.bind(effect.model_id, self._resources.leases.get(effect.lease_id).lease)
+        entry.watch = WriteWatch(prepared.module)
         entry.gate = ForwardGate.install(prepared.module)
         return Restored()
 
@@ -96,7 +99,9 @@ class LocalLoader:
         source = _open_source(entry, prepared, budget)
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
             loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
+        prepared.found = None
         _validate(prepared)
+        entry.watch = WriteWatch(prepared.module)
         entry.producer = ModelProducer(prepared.module, prepared.ownership)
         entry.gate = ForwardGate.install(prepared.module)
         return CanonicalLoaded(loaded_bytes=loaded_bytes)
@@ -126,7 +131,8 @@ def _prepare(entry: ModelEntry) -> Prepared:
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and load again"):
         module: torch.nn.Module = build_skeleton(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
-    entry.prepared = Prepared(module, record, collect_ownership(module, record))
+    found = survey(module, record)
+    entry.prepared = Prepared(module, record, found.ownership, found)
     return entry.prepared
 
 

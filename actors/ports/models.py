@@ -18,6 +18,7 @@ class LocalModels:
     def register(self, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
         """Enter a producer: the one made when the model was loaded, or a new one between two forwards."""
         entry = self._resources.models.get(effect.model_id)
+        entry.require_untouched("publishing it")
         producer = entry.producer
         if producer is None:
             prepared = entry.need_prepared()

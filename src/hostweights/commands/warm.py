@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
+class Dtype(StrEnum):
+    """The dtypes of ``--dtype``, as torch names them."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 def warm(
     directory: Annotated[
         Path, typer.Argument(help="A diffusers or transformers directory; with --factory any safetensors checkpoint.")
@@ -28,6 +37,9 @@ def warm(
         list[str] | None, typer.Option(help="Component of a pipeline; may be repeated (default: all of them).")
     ] = None,
     variant: Annotated[str | None, typer.Option(help="One of several sets of weights, such as fp16.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Cast floating tensors, but for those that the class keeps in FP32.")
+    ] = None,
     factory: Annotated[
         str | None, typer.Option(help="MODULE:CALLABLE that builds the model, for a class of your own.")
     ] = None,
@@ -50,7 +62,7 @@ def warm(
     errors = Console(stderr=True)
     try:
         config = _config(root)
-        found = _sources(directory, component or [], variant, factory)
+        found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
     except HostWeightsError as failed:
         if debug:
@@ -70,16 +82,35 @@ def _config(root: Path) -> "Config":
     return Config(root=str(root.absolute()))
 
 
-def _sources(directory: Path, components: list[str], variant: str | None, factory: str | None) -> "list[ModelSource]":
+def _sources(
+    directory: Path, components: list[str], variant: str | None, dtype: Dtype | None, factory: str | None
+) -> "list[ModelSource]":
     from hostweights.actors import describe_directory, list_components
     from hostweights.actors.directories import describe_factory
+    from hostweights.messages.failure import Code, Stage, error
 
+    if factory is not None and dtype is not None:
+        text = "--dtype is for the classes of a directory; with --factory, build the model in that dtype"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
     if factory is not None:
         return [describe_factory(_factory(factory), directory)]
+    wanted = None if dtype is None else _torch_dtype(dtype)
     names = components or list_components(directory)
     if not names:
-        return [describe_directory(directory, None, variant)]
-    return [describe_directory(directory, name, variant) for name in names]
+        return [describe_directory(directory, None, variant, wanted)]
+    return [describe_directory(directory, name, variant, wanted) for name in names]
+
+
+def _torch_dtype(dtype: Dtype) -> "torch.dtype":
+    import torch
+
+    match dtype:
+        case Dtype.FLOAT32:
+            return torch.float32
+        case Dtype.FLOAT16:
+            return torch.float16
+        case Dtype.BFLOAT16:
+            return torch.bfloat16
 
 
 def _factory(text: str) -> "Callable[[], torch.nn.Module]":
