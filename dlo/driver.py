@@ -18,6 +18,7 @@ from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .contract import Device, Event, HostBacking
 from .layout import views
+from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
 from .timeline import Timeline
 from .transfer import Transfer, open_transfer, settle
@@ -191,6 +192,7 @@ class RingDriver:
                 copied_bytes=self._copied_bytes,
                 stall_s=self._stall_s,
                 registration=self._transfer.registration(),
+                packing=self._transfer.packing() if isinstance(self._transfer, UnpackingTransfer) else None,
             )
 
     def start_recording(self) -> Timeline:
@@ -210,8 +212,10 @@ class RingDriver:
     def host_values(self, block: int, state_dict: dict[str, object], prefix: str) -> None:
         """Replace tensors over a slot in a state dict by the host tensors of equal value, which stay valid."""
         with self._lock:
-            binding = self._bindings[block]
-            if binding.bound:
+            binding, unpacking = self._bindings[block], self._unpacking()
+            if unpacking is not None:
+                binding.restore_values(state_dict, prefix, lambda: unpacking.restored(block))
+            elif binding.bound:
                 for name, value in state_dict.items():
                     if name.startswith(prefix) and isinstance(value, torch.Tensor):
                         state_dict[name] = binding.at_home(value)
@@ -230,6 +234,8 @@ class RingDriver:
                 for binding in self._bindings:
                     binding.check_untouched()
             old = self._open[-1]
+            if isinstance(old[0], UnpackingTransfer):
+                self._settle_slots()  # the new transfer's streams do not know of what the old one unpacks
             self._transfer = transfer
             self._open.append((transfer, backing))
             self._plans = plans
@@ -264,12 +270,18 @@ class RingDriver:
             if not self._freed:
                 self._stop(budget)
         self._copies.close()
+        self._settle_slots()
         for state in self._slots:
             for event in state.readers:
                 settle(event)
-        for binding in self._bindings:
+        unpacking = self._unpacking()
+        for block, binding in enumerate(self._bindings):
             if terminal:
                 binding.drop()
+            elif unpacking is not None:
+                values = unpacking.restored(block)
+                binding.move_home([values[name] for name in binding.names])
+                binding.park()
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}
@@ -282,6 +294,17 @@ class RingDriver:
             self._closed = self._freed = True
         self._copies.close()
         self._transfer.close()
+
+    def _unpacking(self) -> UnpackingBacking | None:
+        """The backing, if it is one whose parked tensors only stand in for values."""
+        backings = [backing for _, backing in self._open[-1:] if isinstance(backing, UnpackingBacking)]
+        return backings[0] if backings else None
+
+    def _settle_slots(self) -> None:
+        """Wait for what is on its way into the slots."""
+        for state in self._slots:
+            if state.filled is not None:
+                settle(state.filled)
 
     def _stop(self, budget: Budget | None) -> None:
         if threading.get_ident() in self._threads.values():

@@ -50,7 +50,11 @@ def _plan(module: nn.Module, record: ModelRecord, lease: Lease) -> list[_Swap]:
         raise _refused(f"lease {lease.lease_id} is closed", "")
     groups = tensor_groups(module)
     check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
-    return [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
+    # A packed tensor has no pages that could be read in place: its private memory, of equal values, stays.
+    packed = {entry.name for entry in lease.manifest.packed}
+    return [
+        _prepare(place, _view(lease, name)) for name, group in groups.items() if name not in packed for place in group
+    ]
 
 
 def _view(lease: Lease, name: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ import msgspec
 
 from ..messages.base import Record
 from ..messages.failure import Code
-from ..messages.manifest import MANIFEST_SCHEMA
+from ..messages.manifest import MANIFEST_SCHEMA, PACKED_MANIFEST_SCHEMA, Manifest
 from .store_files import Damage
 
 _R = TypeVar("_R", bound=Record)
@@ -34,8 +34,9 @@ def decode_record(data: bytes, kind: type[_R], path: Path) -> _R:
     """
     try:
         schema = msgspec.json.decode(data, type=_Peek).schema
-        if schema > MANIFEST_SCHEMA:
-            raise NewerSchema(f"{path} has schema {schema}, this version reads up to {MANIFEST_SCHEMA}")
+        known = PACKED_MANIFEST_SCHEMA if kind is Manifest else MANIFEST_SCHEMA
+        if schema > known:
+            raise NewerSchema(f"{path} has schema {schema}, this version reads up to {known}")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no {kind.__name__}: {failure}") from failure
