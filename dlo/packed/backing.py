@@ -1,23 +1,20 @@
 """The host side of packed blocks: extents of a leased artifact, and stand-ins for parameters between uses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
-from ...messages.plan import TENSOR_ALIGNMENT_BYTES, BlockPlan
+from ...messages.plan import BlockPlan
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, Stream
-from ..layout import TORCH_DTYPES
 from ..transfer import StagedTransfer, Transfer
 from .contract import OpenTransfer
 from .decoders import Unpack, open_decoder
-from .plan import PackedBlock, PackedTensor
+from .plan import PLAIN, PackedBlock, PackedTensor
+from .stand_ins import stand_ins
 from .transfer import PackedTransfer
-
-_NAN_BYTE: Final = 0xFF
-"""NaN in every float dtype."""
 
 
 class PackedLease(Protocol):
@@ -66,7 +63,7 @@ class PackedBacking:
         for block, extent in zip(blocks, self.extents.all, strict=True):
             for tensor in block.tensors:
                 check(tensor, extent)
-        self._parked = _stand_ins(blocks)
+        self._parked = list(self._show())
 
     @property
     def blocks(self) -> Sequence[BlockPlan]:
@@ -92,8 +89,19 @@ class PackedBacking:
         self._unpack(self._packed[block].tensors, extent, target)
 
     def parked(self, block: int) -> Sequence[torch.Tensor]:
-        """Stand-ins full of NaN, of one memory for all blocks."""
+        """Stand-ins full of NaN for packed tensors, and the others over the lease's copy-on-write mapping."""
         return self._parked[block]
+
+    def _show(self) -> Iterator[list[torch.Tensor]]:
+        hidden = [
+            [block.plan.tensors[at] for at, tensor in enumerate(block.tensors) if tensor.width != PLAIN]
+            for block in self._packed
+        ]
+        for block, spare in zip(self._packed, map(iter, stand_ins(hidden)), strict=True):
+            yield [
+                self._lease.tensor(stored) if tensor.width == PLAIN else next(spare)
+                for tensor, stored in zip(block.tensors, block.stored, strict=True)
+            ]
 
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:
         """The block's tensors in private memory."""
@@ -155,20 +163,3 @@ class PackedExtents:
     def close(self) -> None:
         """Drop the views."""
         self.all = []
-
-
-def _stand_ins(blocks: Sequence[PackedBlock]) -> list[list[torch.Tensor]]:
-    """A tensor of NaN for each tensor of the blocks, at an address of its own that tells it from the others."""
-    largest = max(tensor.size_bytes for block in blocks for tensor in block.plan.tensors)
-    count = sum(len(block.plan.tensors) for block in blocks)
-    memory = torch.full((largest + count * TENSOR_ALIGNMENT_BYTES,), _NAN_BYTE, dtype=torch.uint8)
-    made: list[list[torch.Tensor]] = []
-    start = -memory.data_ptr() % 16
-    for block in blocks:
-        tensors: list[torch.Tensor] = []
-        for tensor in block.plan.tensors:
-            raw = memory[start : start + tensor.size_bytes].view(TORCH_DTYPES[tensor.dtype])
-            tensors.append(raw.as_strided(tensor.shape, tensor.stride))
-            start += TENSOR_ALIGNMENT_BYTES // 2
-        made.append(tensors)
-    return made

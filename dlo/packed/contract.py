@@ -16,9 +16,9 @@ OpenTransfer = Callable[[HostBacking, Device, Stream, RegistrationPolicy], "Tran
 
 @runtime_checkable
 class UnpackingBacking(Protocol):
-    """A host backing that holds no plain bytes: its parked tensors stand in for values and hold NaN.
+    """A host backing of packed blocks: parked tensors of what is packed stand in for values and hold NaN.
 
-    So a parameter that is read outside its block's forward is wrong loudly, and costs no memory.
+    So such a parameter that is read outside its block's forward is wrong loudly, and costs no memory.
     """
 
     def open_transfer(

@@ -1,0 +1,183 @@
+"""Packed artifacts through the public API: published, loaded, streamed, adopted, detached, equal to the bit."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from hostweights import HostWeights, HostWeightsError, Mode, open_sync, warm
+from hostweights.dlo.packed.pace import Pace
+from hostweights.dlo.packed.transfer import PackedTransfer
+from hostweights.messages.config import PackingPolicy
+from hostweights.messages.failure import Code
+from hostweights.messages.transport import Backing, BackingChoice
+from packed_model import Packable, forward, make_packable, packing_config
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_C12_packed_blocks_stream_to_the_bit(tmp_path: Path, blocks: int, slots: int) -> None:
+    model, source = make_packable(tmp_path, blocks)
+    expected = forward(model)
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, blocks), source)
+        assert torch.equal(forward(loaded.module), expected)
+        attachment = host.attach(loaded, device="cpu", slots=slots)
+        assert attachment.info.backing is Backing.PACKED
+        for _ in range(4):
+            assert torch.equal(forward(loaded.module), expected)
+        packing = host.ring(attachment).packing
+        assert packing is not None
+        assert packing.plain_bytes / packing.packed_bytes > 1.25
+        assert packing.copied_bytes >= packing.packed_bytes
+        assert packing.reason
+        host.detach(attachment)
+        assert torch.equal(forward(loaded.module), expected)
+
+
+def test_C12_between_uses_a_packed_parameter_is_nan_and_a_state_dict_is_right(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        attachment = host.attach(loaded, device="cpu")
+        forward(loaded.module)
+        for layer in loaded.module.layers:
+            assert layer.linear.weight.isnan().all()
+            assert layer.back.weight.isnan().all()
+            assert torch.equal(layer.norm.weight, torch.ones(layer.norm.weight.shape))
+        for part, prefix in ((loaded.module, ""), (loaded.module.layers[1], "layers.1.")):
+            for name, value in part.state_dict().items():
+                assert torch.equal(value, model.state_dict()[prefix + name]), name
+        host.detach(attachment)
+        for name, value in loaded.module.named_parameters():
+            assert torch.equal(value, model.get_parameter(name)), name
+
+
+def test_C12_a_block_reads_right_in_a_state_dict_taken_while_it_is_used(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    seen = {}
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        loaded.module.layers[1].norm.register_forward_hook(lambda *_: seen.update(loaded.module.state_dict()))
+        host.attach(loaded, device="cpu")
+        forward(loaded.module)
+    assert seen
+    for name, value in seen.items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+@pytest.mark.asyncio
+async def test_C12_a_cold_model_adopts_its_packed_artifact_while_it_streams(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    expected = forward(model)
+    async with HostWeights(packing_config(tmp_path / "store", build=False, adopt=False)) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        attachment = await host.attach(loaded, device="cpu")
+        assert attachment.info.backing is Backing.STAGED
+        assert torch.equal(forward(loaded.module), expected)
+        report = await host.adopt(loaded)
+        assert report.failure is None
+        for _ in range(3):
+            assert torch.equal(forward(loaded.module), expected)
+        assert (await attachment.stats()).packing is not None
+        await attachment.detach()
+        assert torch.equal(forward(loaded.module), expected)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("choice", list(BackingChoice))
+async def test_C12_every_backing_choice_streams_a_packed_artifact(tmp_path: Path, choice: BackingChoice) -> None:
+    model, source = make_packable(tmp_path)
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        attachment = await host.attach(loaded, device="cpu", backing=choice)
+        staged = choice is BackingChoice.STAGED
+        assert attachment.info.backing is (Backing.STAGED if staged else Backing.PACKED)
+        assert torch.equal(forward(loaded.module), forward(model))
+        assert ((await attachment.stats()).packing is None) is staged
+
+
+@pytest.mark.asyncio
+async def test_C12_resident_packed_blocks_are_unpacked_once(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        attachment = await host.attach(loaded, device="cpu", resident=1)
+        kept = loaded.module.layers[0].linear.weight
+        for _ in range(3):
+            assert torch.equal(forward(loaded.module), forward(model))
+        assert torch.equal(kept, model.layers[0].linear.weight)
+        assert (await attachment.stats()).copies <= 3 * 2 + 1
+
+
+def test_C12_a_failed_unpacking_fails_its_block_and_the_next_forward_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, source = make_packable(tmp_path)
+    expected = forward(model)
+    issue, failures = PackedTransfer.issue, ["once"]
+
+    def failing(self: PackedTransfer, block: int, *arguments: object) -> object:
+        if block == 2 and failures:
+            failures.pop()
+            self._decoder.stream.run(lambda: (_ for _ in ()).throw(OSError("the device said no")))
+        return issue(self, block, *arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(PackedTransfer, "issue", failing)
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        host.attach(loaded, device="cpu")
+        outcomes: list[bool | Code] = []
+        for _ in range(4):
+            try:
+                outcomes.append(torch.equal(forward(loaded.module), expected))
+            except HostWeightsError as failed:
+                outcomes.append(failed.code)
+        assert outcomes.count(Code.COPY_FAILED) <= 1
+        assert outcomes[-2:] == [True, True]
+        assert set(outcomes) <= {True, Code.COPY_FAILED}
+        assert not failures
+
+
+def test_C12_packed_and_plain_artifacts_lie_side_by_side_under_keys_of_their_own(tmp_path: Path) -> None:
+    _, source = make_packable(tmp_path)
+    root = tmp_path / "store"
+    packed = warm(packing_config(root), partial(Packable, 3), source)
+    plain = warm(packing_config(root, PackingPolicy.OFF), partial(Packable, 3), source)
+    again = warm(packing_config(root, PackingPolicy.AUTO), partial(Packable, 3), source)
+    assert packed.key == again.key != plain.key
+    assert not again.built
+    assert packed.size_bytes < 0.85 * plain.size_bytes
+    assert packed.tensors == plain.tensors
+    with open_sync(packing_config(root, PackingPolicy.OFF, build=False, mode=Mode.REQUIRED)) as host:
+        attachment = host.attach(host.load(partial(Packable, 3), source), device="cpu")
+        assert attachment.info.backing is Backing.DIRECT
+
+
+def test_C12_auto_packs_nothing_for_a_model_of_another_dtype(tmp_path: Path) -> None:
+    from tiny_model import factory, make_checkpoint
+
+    checkpoint = make_checkpoint(tmp_path)
+    keys = {
+        warm(packing_config(tmp_path / "store", policy), factory(), checkpoint).key
+        for policy in (PackingPolicy.AUTO, PackingPolicy.OFF)
+    }
+    assert len(keys) == 1
+
+
+def test_C12_unpacking_is_narrow_while_compute_is_the_bound_and_wide_again_afterwards() -> None:
+    pace = Pace()
+    for _ in range(8):
+        pace.add(copy_s=5e-3, slack_s=0.0, unpack_s=2e-4)
+    assert not pace.narrow
+    for _ in range(8):
+        pace.add(copy_s=5e-3, slack_s=5e-3, unpack_s=2e-4)
+    assert pace.narrow
+    assert "compute is the bound" in pace.info(packed_bytes=1, plain_bytes=1, copied_bytes=0).reason
+    for _ in range(8):
+        pace.add(copy_s=5e-3, slack_s=1e-4, unpack_s=2e-3)
+    assert not pace.narrow
+    info = pace.info(packed_bytes=1, plain_bytes=1, copied_bytes=0)
+    assert info.changes == 2
+    assert "copy is the bound" in info.reason
