@@ -3,7 +3,7 @@
 Weights never travel: a message names a tensor by artifact, file and byte range, or a live object by its id.
 """
 
-from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
+from .config import CapacityPolicy, Config, Mode, PackingPolicy, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
 from .failure import Code, Failure, HostWeightsError, Stage
 from .registry import AnyMessage
 
@@ -15,6 +15,7 @@ __all__ = [
     "Failure",
     "HostWeightsError",
     "Mode",
+    "PackingPolicy",
     "ProductionPolicy",
     "RuntimePolicy",
     "Stage",

@@ -22,7 +22,7 @@ KERNEL: Final = "hostweights_unpack"
 THREADS: Final = 256
 WIDE_BLOCKS_PER_SM: Final = 5
 """As many as fit with 48 registers a thread."""
-NARROW_BLOCKS: Final = 24
+NARROW_BLOCKS = 24
 """Enough to unpack a block of 400 MB within 2 ms, and few beside the 132 SMs of an H200."""
 
 _SMS: Final = 16

@@ -13,7 +13,7 @@ from ...messages.transport import PackingInfo
 
 _REMEMBERED: Final = 16
 _FEWEST: Final = 4
-_NARROW_SHARE: Final = 0.25
+NARROW_SHARE = 0.25
 """Slack from this share of the copy on says that compute is the bound; half of that says that it is not any more."""
 
 
@@ -40,7 +40,7 @@ class Pace:
         if len(self._slacks) < _FEWEST:
             return
         recent = list(self._slacks)[-_FEWEST:]
-        share = _NARROW_SHARE / 2 if self._narrow else _NARROW_SHARE
+        share = NARROW_SHARE / 2 if self._narrow else NARROW_SHARE
         narrow = statistics.median(recent) > share * statistics.median(self._copies)
         self._changes += narrow != self._narrow
         self._narrow = narrow

@@ -62,7 +62,7 @@ def choose_form(counts: Sequence[int]) -> Form | None:
     best: Form | None = None
     best_bytes = int(_aligned(ITEM_BYTES * elements) * _GAIN)
     for width in WIDTHS:
-        table = _commonest(counts, 1 << width)
+        table = commonest(counts, 1 << width)
         form = Form(width, table, elements - sum(counts[exponent] for exponent in table))
         size_bytes = packed_bytes(elements, form)
         if size_bytes <= best_bytes:
@@ -75,8 +75,11 @@ def packed_bytes(elements: int, form: Form) -> int:
     return sum(map(_aligned, part_sizes(elements, form.width, form.escapes).values()))
 
 
-def _commonest(counts: Sequence[int], size: int) -> tuple[int, ...]:
-    """Ties go to the exponent nearest to the commonest one, so that tables tend to be runs, and then to the lower."""
+def commonest(counts: Sequence[int], size: int) -> tuple[int, ...]:
+    """The ``size`` commonest exponents, ascending.
+
+    Ties go to the exponent nearest to the commonest one, so that tables tend to be runs, and then to the lower.
+    """
     peak = max(range(EXPONENTS), key=lambda exponent: (counts[exponent], -exponent))
     ranked = sorted(range(EXPONENTS), key=lambda exponent: (-counts[exponent], abs(exponent - peak), exponent))
     return tuple(sorted(ranked[:size]))

@@ -13,6 +13,7 @@ from hostweights.messages.config import PackingPolicy
 from hostweights.messages.failure import Code
 from hostweights.messages.transport import Backing, BackingChoice
 from packed_model import Packable, forward, make_packable, packing_config
+from tiny_model import factory, make_checkpoint
 
 
 @pytest.mark.parametrize("slots", [2, 3])
@@ -42,11 +43,10 @@ def test_C12_between_uses_a_packed_parameter_is_nan_and_a_state_dict_is_right(tm
         loaded = host.load(partial(Packable, 3), source)
         attachment = host.attach(loaded, device="cpu")
         forward(loaded.module)
-        for layer in loaded.module.layers:
-            assert layer.linear.weight.isnan().all()
-            assert layer.back.weight.isnan().all()
-            assert torch.equal(layer.norm.weight, torch.ones(layer.norm.weight.shape))
-        for part, prefix in ((loaded.module, ""), (loaded.module.layers[1], "layers.1.")):
+        for name, value in loaded.module.get_submodule("layers").named_parameters():
+            stored = model.get_parameter(f"layers.{name}")
+            assert value.isnan().all() if value.numel() > 1000 else torch.equal(value, stored), name
+        for part, prefix in ((loaded.module, ""), (loaded.module.get_submodule("layers.1"), "layers.1.")):
             for name, value in part.state_dict().items():
                 assert torch.equal(value, model.state_dict()[prefix + name]), name
         host.detach(attachment)
@@ -56,10 +56,11 @@ def test_C12_between_uses_a_packed_parameter_is_nan_and_a_state_dict_is_right(tm
 
 def test_C12_a_block_reads_right_in_a_state_dict_taken_while_it_is_used(tmp_path: Path) -> None:
     model, source = make_packable(tmp_path)
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
     with open_sync(packing_config(tmp_path / "store")) as host:
         loaded = host.load(partial(Packable, 3), source)
-        loaded.module.layers[1].norm.register_forward_hook(lambda *_: seen.update(loaded.module.state_dict()))
+        inside = loaded.module.get_submodule("layers.1.norm")
+        inside.register_forward_hook(lambda *_: seen.update(loaded.module.state_dict()))
         host.attach(loaded, device="cpu")
         forward(loaded.module)
     assert seen
@@ -104,10 +105,10 @@ async def test_C12_resident_packed_blocks_are_unpacked_once(tmp_path: Path) -> N
     async with HostWeights(packing_config(tmp_path / "store")) as host:
         loaded = await host.load(partial(Packable, 3), source)
         attachment = await host.attach(loaded, device="cpu", resident=1)
-        kept = loaded.module.layers[0].linear.weight
+        kept = loaded.module.get_parameter("layers.0.linear.weight")
         for _ in range(3):
             assert torch.equal(forward(loaded.module), forward(model))
-        assert torch.equal(kept, model.layers[0].linear.weight)
+        assert torch.equal(kept, model.get_parameter("layers.0.linear.weight"))
         assert (await attachment.stats()).copies <= 3 * 2 + 1
 
 
@@ -156,8 +157,6 @@ def test_C12_packed_and_plain_artifacts_lie_side_by_side_under_keys_of_their_own
 
 
 def test_C12_auto_packs_nothing_for_a_model_of_another_dtype(tmp_path: Path) -> None:
-    from tiny_model import factory, make_checkpoint
-
     checkpoint = make_checkpoint(tmp_path)
     keys = {
         warm(packing_config(tmp_path / "store", policy), factory(), checkpoint).key
@@ -168,16 +167,13 @@ def test_C12_auto_packs_nothing_for_a_model_of_another_dtype(tmp_path: Path) -> 
 
 def test_C12_unpacking_is_narrow_while_compute_is_the_bound_and_wide_again_afterwards() -> None:
     pace = Pace()
-    for _ in range(8):
-        pace.add(copy_s=5e-3, slack_s=0.0, unpack_s=2e-4)
-    assert not pace.narrow
-    for _ in range(8):
-        pace.add(copy_s=5e-3, slack_s=5e-3, unpack_s=2e-4)
-    assert pace.narrow
-    assert "compute is the bound" in pace.info(packed_bytes=1, plain_bytes=1, copied_bytes=0).reason
-    for _ in range(8):
-        pace.add(copy_s=5e-3, slack_s=1e-4, unpack_s=2e-3)
-    assert not pace.narrow
-    info = pace.info(packed_bytes=1, plain_bytes=1, copied_bytes=0)
+    decided = []
+    for slack_s in (0.0, 5e-3, 1e-4):
+        for _ in range(8):
+            pace.add(copy_s=5e-3, slack_s=slack_s, unpack_s=2e-4)
+        decided.append(pace.info(packed_bytes=1, plain_bytes=1, copied_bytes=0))
+    assert [each.narrow for each in decided] == [False, True, False]
+    assert "compute is the bound" in decided[1].reason
+    info = decided[2]
     assert info.changes == 2
     assert "copy is the bound" in info.reason
