@@ -32,6 +32,8 @@ def check(data: bytes) -> None:
         if given:
             memory[: len(given)] = torch.frombuffer(bytearray(given), dtype=torch.uint8)
         parts[part] = memory
+    if found.ConsumeBool():  # a table that random bytes would hardly ever be
+        parts[Part.TABLE].copy_(torch.arange(parts[Part.TABLE].numel()).add_(found.ConsumeIntInRange(0, 224)))
     bits = torch.zeros(elements, dtype=torch.int16)
     try:
         unpack(parts, elements, width, escapes, bits)

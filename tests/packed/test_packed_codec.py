@@ -158,3 +158,19 @@ def test_C12_parts_at_odd_addresses_are_read_all_the_same() -> None:
     target = torch.empty_like(BITS)
     unpack(shifted, BITS.numel(), FORM.width, FORM.escapes, target)
     assert torch.equal(target, BITS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(list(Part)),
+    st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=4),
+)
+def test_C12_any_damage_is_a_typed_failure_or_other_values(part: Part, changes: list[tuple[int, int]]) -> None:
+    parts = damaged(part, {at % PARTS[part].numel(): value for at, value in changes})
+    target = torch.empty(BITS.numel() + 8, dtype=torch.int16).fill_(0x5A5A)
+    try:
+        unpack(parts, BITS.numel(), FORM.width, FORM.escapes, target[: BITS.numel()])
+    except HostWeightsError as failure:
+        if failure.code is not Code.PACKING_CORRUPT:
+            raise
+    assert bool((target[BITS.numel() :] == 0x5A5A).all())
