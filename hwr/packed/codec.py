@@ -155,19 +155,21 @@ def _nonzero(flags: torch.Tensor) -> torch.Tensor:
 def _put_codes(parts: dict[Part, torch.Tensor], codes: torch.Tensor, start: int, width: int) -> None:
     if codes.numel() % _GROUP:
         codes = torch.nn.functional.pad(codes, (0, -codes.numel() % _GROUP))
-    four = codes.view(torch.int64)  # one code in every 16 bits
+    two = codes.view(torch.int32)  # a code in each half; 32 bits, since 64 are shifted one by one on many processors
     if width == 4:
-        pairs = four | (four >> 12)
-        words = (pairs & 0xFF).bitwise_or_((pairs >> 24).bitwise_and_(0xFF00)).to(torch.int16)
-        _put(parts[Part.CODES], start // 2, words.view(torch.uint8))
+        _put(parts[Part.CODES], start // 2, (two | (two >> 12)).to(torch.uint8))
         return
-    low = four & 0x0003000300030003
-    low = (low | (low >> 14)).bitwise_or_(low >> 28).bitwise_or_(low >> 42).bitwise_and_(0xFF)
-    _put(parts[Part.CODES], start // 4, low.to(torch.uint8))
-    high = (four >> 2).bitwise_and_(0x0001000100010001)
-    high = (high | (high >> 15)).bitwise_or_(high >> 30).bitwise_or_(high >> 45).bitwise_and_(0xF)
-    nibbles = high.to(torch.uint8).view(torch.int16)
-    _put(parts[Part.CODES_HIGH], start // 8, (nibbles | (nibbles >> 4)).bitwise_and_(0xFF).to(torch.uint8))
+    low = two & 0x00030003
+    _put(parts[Part.CODES], start // 4, _folded(low.bitwise_or_(low >> 14).to(torch.uint8), 4))
+    high = (two >> 2).bitwise_and_(0x00010001)
+    pairs = _folded(high.bitwise_or_(high >> 15).to(torch.uint8), 2)
+    _put(parts[Part.CODES_HIGH], start // 8, _folded(pairs, 4))
+
+
+def _folded(small: torch.Tensor, bits: int) -> torch.Tensor:
+    """Put the low bits of each second byte above those of the byte before it; only these bits may be set."""
+    words = small.bitwise_and_((1 << bits) - 1).view(torch.int16)
+    return (words | (words >> (8 - bits))).to(torch.uint8)
 
 
 def _put(part: torch.Tensor, start: int, values: torch.Tensor) -> None:
