@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_support import open_cuda_device
+from dlo_support import POISON
+from gpu_support import RoughDevice, open_cuda_device
 from hostweights import HostWeights
+from hostweights.dlo.devices.cuda_stream import CudaStream
 from hostweights.dlo.packed.cuda import CudaDecoder
 from hostweights.hwr.packed.form import Form
 from hostweights.messages.failure import HostWeightsError
@@ -104,4 +106,35 @@ async def test_C12_a_cold_model_adopts_its_packed_artifact_while_it_streams(tmp_
         for _ in range(10):
             assert torch.equal(forward(loaded.module, "cuda"), expected)
         assert (await attachment.stats()).packing is not None
+        await attachment.detach(terminal=True)
+
+
+@pytest.mark.asyncio
+async def test_C12_T56_two_hundred_forwards_with_poisoned_memory_and_delays_on_every_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Poison: the staging slot before each copy, the slot before each unpacking, both in stream order."""
+    model, source = make_packable(tmp_path, 7)
+    expected = forward(model.cuda(), "cuda")
+    device = RoughDevice(7)
+    monkeypatch.setattr("hostweights.actors.ports.devices.open_device", lambda _name: device)
+    unpack = CudaDecoder.unpack
+
+    def rough(self: CudaDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
+        def spoil(stream: int) -> None:
+            outer = torch.cuda.ExternalStream(stream, device=slot.device)  # type: ignore[no-untyped-call]  # torch's
+            with torch.cuda.stream(outer):
+                slot.fill_(POISON)
+                device.delay()
+
+        assert isinstance(self.stream, CudaStream)
+        self.stream.launch(spoil)
+        unpack(self, block, packed, slot, narrow=narrow)
+
+    monkeypatch.setattr(CudaDecoder, "unpack", rough)
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 7), source)
+        attachment = await host.attach(loaded, device="cuda", slots=2)
+        for _ in range(200):
+            assert torch.equal(forward(loaded.module, "cuda"), expected)
         await attachment.detach(terminal=True)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hostweights import HostWeights, HostWeightsError, Mode, open_sync, warm
+from hostweights.dlo.devices.cpu import CpuStream
+from hostweights.dlo.packed.decoders import HostDecoder
 from hostweights.dlo.packed.pace import Pace
-from hostweights.dlo.packed.transfer import PackedTransfer
 from hostweights.messages.config import PackingPolicy
 from hostweights.messages.failure import Code
 from hostweights.messages.transport import Backing, BackingChoice
@@ -112,33 +113,69 @@ async def test_C12_resident_packed_blocks_are_unpacked_once(tmp_path: Path) -> N
         assert (await attachment.stats()).copies <= 3 * 2 + 1
 
 
-def test_C12_a_failed_unpacking_fails_its_block_and_the_next_forward_recovers(
+def fill(memory: torch.Tensor) -> None:
+    memory.fill_(0xFF)
+
+
+def refuse() -> None:
+    raise OSError("the device said no")
+
+
+@pytest.mark.parametrize("where", ["copy", "unpack"])
+def test_C12_a_failed_copy_or_unpacking_fails_its_block_and_the_next_forward_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    model, source = make_packable(tmp_path, 4)
+    expected = forward(model)
+    failures = [where]
+    copy, unpack = CpuStream.copy, HostDecoder.unpack
+
+    def failing_copy(self: CpuStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        if failures == ["copy"]:
+            failures.pop()
+            self.run(refuse)
+        copy(self, target, source)
+
+    def failing_unpack(
+        self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool
+    ) -> None:
+        if failures == ["unpack"]:
+            failures.pop()
+            self.stream.run(refuse)
+        unpack(self, block, packed, slot, narrow=narrow)
+
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 4), source)
+        monkeypatch.setattr(CpuStream, "copy", failing_copy)
+        monkeypatch.setattr(HostDecoder, "unpack", failing_unpack)
+        host.attach(loaded, device="cpu")
+        with pytest.raises(HostWeightsError) as failed:
+            forward(loaded.module)
+        assert failed.value.code is Code.COPY_FAILED
+        assert "the device said no" in failed.value.failure.text
+        for _ in range(3):
+            assert torch.equal(forward(loaded.module), expected)
+
+
+def test_C12_no_staging_slot_is_refilled_before_it_was_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, source = make_packable(tmp_path)
+    """Every slot is poisoned before it is unpacked into, and every staging slot behind its unpacking."""
+    model, source = make_packable(tmp_path, 5)
     expected = forward(model)
-    issue, failures = PackedTransfer.issue, ["once"]
+    unpack = HostDecoder.unpack
 
-    def failing(self: PackedTransfer, block: int, *arguments: object) -> object:
-        if block == 2 and failures:
-            failures.pop()
-            self._decoder.stream.run(lambda: (_ for _ in ()).throw(OSError("the device said no")))
-        return issue(self, block, *arguments)  # type: ignore[arg-type]  # passed on as they came
+    def poisoned(self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
+        self.stream.run(partial(fill, slot))
+        unpack(self, block, packed, slot, narrow=narrow)
+        self.stream.run(partial(fill, packed))
 
-    monkeypatch.setattr(PackedTransfer, "issue", failing)
+    monkeypatch.setattr(HostDecoder, "unpack", poisoned)
     with open_sync(packing_config(tmp_path / "store")) as host:
-        loaded = host.load(partial(Packable, 3), source)
+        loaded = host.load(partial(Packable, 5), source)
         host.attach(loaded, device="cpu")
-        outcomes: list[bool | Code] = []
-        for _ in range(4):
-            try:
-                outcomes.append(torch.equal(forward(loaded.module), expected))
-            except HostWeightsError as failed:
-                outcomes.append(failed.code)
-        assert outcomes.count(Code.COPY_FAILED) <= 1
-        assert outcomes[-2:] == [True, True]
-        assert set(outcomes) <= {True, Code.COPY_FAILED}
-        assert not failures
+        for _ in range(40):
+            assert torch.equal(forward(loaded.module), expected)
 
 
 def test_C12_packed_and_plain_artifacts_lie_side_by_side_under_keys_of_their_own(tmp_path: Path) -> None:
