@@ -19,6 +19,8 @@ from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.packed.checks import why_wrong
 from hostweights.hwr.packed.logical import logical_tensors, packed_identity
 from hostweights.hwr.packed.producer import PackingProducer
+from hostweights.hwr.store_files import Damage
+from hostweights.hwr.validation import check_structure
 from hostweights.messages.budget import Budget
 from hostweights.messages.config import Validation
 from hostweights.messages.dtypes import DType
@@ -215,9 +217,12 @@ def test_C12_a_manifest_that_contradicts_the_format_is_refused(
     first = next(entry for entry in manifest.packed if entry.name == "blocks.0.weight")
     changed = msgspec.structs.replace(first, **{field: value})
     others = tuple(entry for entry in manifest.packed if entry is not first)
-    found = why_wrong(msgspec.structs.replace(manifest, packed=(changed, *others)))
+    wrong = msgspec.structs.replace(manifest, packed=(changed, *others))
+    found = why_wrong(wrong)
     assert found is not None
     assert problem in found
+    with pytest.raises(Damage, match="contradicts itself"):
+        check_structure(wrong)
 
 
 def test_C12_parts_without_their_tensor_and_a_schema_without_its_field_are_refused(tmp_path: Path) -> None:

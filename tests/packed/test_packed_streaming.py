@@ -1,5 +1,6 @@
 """Packed artifacts through the public API: published, loaded, streamed, adopted, detached, equal to the bit."""
 
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -160,20 +161,36 @@ def test_C12_a_failed_copy_or_unpacking_fails_its_block_and_the_next_forward_rec
 def test_C12_no_staging_slot_is_refilled_before_it_was_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every slot is poisoned before it is unpacked into, and every staging slot behind its unpacking."""
+    """Every slot is poisoned before it is unpacked into, and every staging slot behind its unpacking.
+
+    The first unpacking gives a third copy, which must wait for it, time to come too early.
+    """
     model, source = make_packable(tmp_path, 5)
     expected = forward(model)
-    unpack = HostDecoder.unpack
+    copy, unpack = CpuStream.copy, HostDecoder.unpack
+    third = threading.Event()
+    copies: list[int] = []
+
+    def watched(self: CpuStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        copy(self, target, source)
+        copies.append(source.numel())
+        if len(copies) == 3:
+            self.run(third.set)
+
+    def early() -> None:
+        third.wait(0.5)
 
     def poisoned(self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
+        self.stream.run(early)
         self.stream.run(partial(fill, slot))
         unpack(self, block, packed, slot, narrow=narrow)
         self.stream.run(partial(fill, packed))
 
     monkeypatch.setattr(HostDecoder, "unpack", poisoned)
+    monkeypatch.setattr(CpuStream, "copy", watched)
     with open_sync(packing_config(tmp_path / "store")) as host:
         loaded = host.load(partial(Packable, 5), source)
-        host.attach(loaded, device="cpu")
+        host.attach(loaded, device="cpu", slots=4)
         for _ in range(40):
             assert torch.equal(forward(loaded.module), expected)
 
