@@ -280,7 +280,7 @@ class RingDriver:
                 binding.drop()
             elif unpacking is not None:
                 values = unpacking.restored(block)
-                binding.move_home([values[name] for name in binding.names])
+                binding.move_home(binding.adapt([values[name] for name in binding.names]))
                 binding.park()
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back

@@ -1,6 +1,6 @@
 """Packed artifacts for the transport: the host's decoder and checks, handed to a backing that knows neither."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -8,8 +8,9 @@ import torch
 from ...dlo.discovery import BlockMap
 from ...dlo.packed.backing import PackedBacking
 from ...dlo.packed.plan import PLAIN, PackedTensor, packed_blocks
-from ...hwr.contract import Lease
+from ...hwr.contract import Lease, Producer, ProductionPlan
 from ...hwr.packed.codec import check_parts, escape_indices, unpack
+from ...messages.budget import Budget
 from ...messages.packed import Part
 
 
@@ -27,6 +28,31 @@ def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) ->
     except BaseException:
         release()
         raise
+
+
+def with_values(producer: Producer, lease: Lease) -> Producer:
+    """A producer that reads what a streamed model's stand-ins stand for out of the lease, which must stay open."""
+    packed = frozenset(entry.name for entry in lease.manifest.packed)
+    return _WithValues(producer, lease, packed) if packed else producer
+
+
+class _WithValues:
+    """Implements ``hwr.contract.Producer``."""
+
+    def __init__(self, inner: Producer, lease: Lease, packed: frozenset[str]) -> None:
+        self._inner = inner
+        self._lease = lease
+        self._packed = packed
+
+    @property
+    def plan(self) -> ProductionPlan:
+        """The inner producer's."""
+        return self._inner.plan
+
+    def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
+        """Yield the inner producer's tensors; packed ones unpacked, one at a time."""
+        for spec, tensor in zip(self.plan.tensors, self._inner.produce(budget), strict=True):
+            yield self._lease.tensor(spec.name) if spec.name in self._packed else tensor
 
 
 def unpack_into(tensors: Sequence[PackedTensor], source: torch.Tensor, target: torch.Tensor) -> None:

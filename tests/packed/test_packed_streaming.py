@@ -13,8 +13,10 @@ from hostweights.dlo.packed.decoders import HostDecoder
 from hostweights.dlo.packed.pace import Pace
 from hostweights.messages.config import PackingPolicy
 from hostweights.messages.failure import Code
+from hostweights.messages.report import PublicationOutcome
 from hostweights.messages.transport import Backing, BackingChoice
 from packed_model import Packable, forward, make_packable, packing_config
+from store_kit import open_store
 from tiny_model import factory, make_checkpoint
 
 
@@ -84,6 +86,29 @@ async def test_C12_a_cold_model_adopts_its_packed_artifact_while_it_streams(tmp_
         for _ in range(3):
             assert torch.equal(forward(loaded.module), expected)
         assert (await attachment.stats()).packing is not None
+        await attachment.detach()
+        assert torch.equal(forward(loaded.module), expected)
+
+
+@pytest.mark.asyncio
+async def test_C12_a_streamed_packed_model_is_published_anew_with_its_values_and_moves_there(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    expected = forward(model)
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        attachment = await host.attach(loaded, device="cpu")
+        assert torch.equal(forward(loaded.module), expected)
+        (lease,) = await host.leases()
+        store = open_store(tmp_path / "store")
+        store.condemn(lease.key, lease.generation, Code.IO_ERROR, "so that another is published")
+        report = await host.publish(loaded, adopt=True).wait()
+        assert (report.failure, report.outcome, report.adopted) == (None, PublicationOutcome.PUBLISHED, True)
+        assert [lease.generation for lease in await host.leases()] == ["00000002"]
+        for _ in range(3):
+            assert torch.equal(forward(loaded.module), expected)
+        again = await host.load(partial(Packable, 3), source)
+        for name, value in again.module.state_dict().items():
+            assert torch.equal(value, model.state_dict()[name]), name
         await attachment.detach()
         assert torch.equal(forward(loaded.module), expected)
 
