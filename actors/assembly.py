@@ -117,7 +117,10 @@ class Assembly:
             ),
             ActorSpec(
                 name=RESOLVER,
-                create=partial(ResolverActor, LocalLoader(resources, self._store_port.digest_directory)),
+                create=partial(
+                    ResolverActor,
+                    LocalLoader(resources, self._store_port.digest_directory, self._config.production.packing),
+                ),
                 accepts=(Resolve,),
                 concurrent=(Resolve,),
                 mailbox_limit=limit,

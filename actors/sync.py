@@ -14,8 +14,8 @@ from ..messages.report import PublicationReport
 from ..messages.store import Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
-from .kernel.at_exit import AtExit
 from .directories import load_diffusers, load_transformers
+from .kernel.at_exit import AtExit
 
 
 @contextmanager

@@ -8,8 +8,11 @@ import torch
 
 from ..hwr.budget import PlainBudget as PlainBudget
 from ..hwr.checkpoint import open_checkpoint
+from ..hwr.contract import Producer
 from ..hwr.digest_cache import DigestCache
 from ..hwr.ownership import collect_ownership
+from ..hwr.packed.logical import identity_to_use, is_packed, logical_tensors
+from ..hwr.packed.producer import PackingProducer
 from ..hwr.planner import plan_ownership
 from ..hwr.producers import CheckpointProducer, identity_for
 from ..hwr.records import ModelRecord, generic_record
@@ -76,9 +79,11 @@ def warm(
             checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
         )
         identity = identity_for(record, ownership, digest, name or type(skeleton).__name__)
+        identity = identity_to_use(identity, config.production.packing, ownership)
+        producer: Producer = CheckpointProducer(plan, checkpoint)
         built = store.build(
             identity,
-            CheckpointProducer(plan, checkpoint),
+            PackingProducer(producer, budget) if is_packed(identity) else producer,
             config.validation,
             budget,
             lambda done, total: step("write", done, total),
@@ -95,7 +100,7 @@ def warm(
         generation=directory.name,
         directory=printable(str(directory)),
         size_bytes=sum(file.size_bytes for file in manifest.files),
-        tensors=len(manifest.tensors),
+        tensors=len(logical_tensors(manifest)),
         blocks=len(manifest.blocks),
         tp_size=record.tp_size,
         tp_rank=record.tp_rank,

@@ -1,6 +1,6 @@
 """What a block's parameters hold: a slot's views while the block is used, their host tensors otherwise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -29,6 +29,11 @@ class BlockBinding:
     def parameters(self) -> Sequence[nn.Parameter]:
         """The streamed parameters."""
         return self._parameters
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the streamed parameters, from the root."""
+        return self._names
 
     @property
     def bound(self) -> bool:
@@ -107,6 +112,20 @@ class BlockBinding:
                 if view.data_ptr() == tensor.data_ptr():
                     return parked
         return tensor
+
+    def restore_values(
+        self, state_dict: dict[str, object], prefix: str, restored: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> None:
+        """Put real values in place of a slot's views or stand-ins in a state dict; made only if one is there."""
+        shown = self._parked if self._bound is None else (*self._bound, *self._parked)
+        names = {tensor.data_ptr(): name for tensor, name in zip(shown, self._names * 2, strict=False)}
+        found = {
+            key: names[value.data_ptr()]
+            for key, value in state_dict.items()
+            if key.startswith(prefix) and isinstance(value, torch.Tensor) and value.data_ptr() in names
+        }
+        values = restored() if found else {}
+        state_dict.update({key: values[name] for key, name in found.items()})
 
     def _fingerprint(self) -> list[int]:
         prints = [parameter.data_ptr() for parameter in self._parameters]

@@ -19,6 +19,7 @@ from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .contract import Device, Event, HostBacking
 from .layout import views
+from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
 from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block
 from .timeline import Timeline
@@ -177,6 +178,7 @@ class RingDriver:
                 registration=self._transfer.registration(),
                 slots=len(self._slots),
                 depth=self._depth,
+                packing=self._transfer.packing() if isinstance(self._transfer, UnpackingTransfer) else None,
             )
 
     def start_recording(self) -> Timeline:
@@ -199,8 +201,10 @@ class RingDriver:
     def host_values(self, block: int, state_dict: dict[str, object], prefix: str) -> None:
         """Replace tensors over a slot in a state dict by the host tensors of equal value, which stay valid."""
         with self._lock:
-            binding = self._bindings[block]
-            if binding.bound:
+            binding, unpacking = self._bindings[block], self._unpacking()
+            if unpacking is not None:
+                binding.restore_values(state_dict, prefix, lambda: unpacking.restored(block))
+            elif binding.bound:
                 for name, value in state_dict.items():
                     if name.startswith(prefix) and isinstance(value, torch.Tensor):
                         state_dict[name] = binding.at_home(value)
@@ -219,6 +223,8 @@ class RingDriver:
                 for binding in self._bindings:
                     binding.check_untouched()
             old = self._open[-1]
+            if isinstance(old[0], UnpackingTransfer):
+                self._settle_slots()  # the new transfer's streams do not know of what the old one unpacks
             self._transfer = transfer
             self._open.append((transfer, backing))
             self._plans = plans
@@ -254,12 +260,18 @@ class RingDriver:
             if not self._freed:
                 self._stop(budget)
         self._copies.close()
+        self._settle_slots()
         for state in self._slots:
             for event in state.readers:
                 settle(event)
-        for binding in self._bindings:
+        unpacking = self._unpacking()
+        for block, binding in enumerate(self._bindings):
             if terminal:
                 binding.drop()
+            elif unpacking is not None:
+                values = unpacking.restored(block)
+                binding.move_home(binding.adapt([values[name] for name in binding.names]))
+                binding.park()
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}
@@ -272,6 +284,17 @@ class RingDriver:
             self._closed = self._freed = True
         self._copies.close()
         self._transfer.close()
+
+    def _unpacking(self) -> UnpackingBacking | None:
+        """The backing, if it is one whose parked tensors only stand in for values."""
+        backings = [backing for _, backing in self._open[-1:] if isinstance(backing, UnpackingBacking)]
+        return backings[0] if backings else None
+
+    def _settle_slots(self) -> None:
+        """Wait for what is on its way into the slots."""
+        for state in self._slots:
+            if state.filled is not None:
+                settle(state.filled)
 
     def _stop(self, budget: Budget | None) -> None:
         if threading.get_ident() in self._threads.values():

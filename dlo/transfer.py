@@ -8,6 +8,7 @@ import torch
 from ..messages.transport import RegistrationInfo, RegistrationPolicy
 from .chunks import HostRange
 from .contract import Device, Event, HostBacking, HostMemory, Stream
+from .packed.contract import UnpackingBacking
 from .registration import BlockState, Registration
 
 SLOW_BYTES_PER_S = 26e9
@@ -270,6 +271,8 @@ def extents_of(backing: HostBacking) -> list[torch.Tensor]:
 
 def open_transfer(backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
     """Direct if every block of the backing is one extent, else staged; direct by registration where that matters."""
+    if isinstance(backing, UnpackingBacking):
+        return backing.open_transfer(open_transfer, device, copies, policy)
     if any(backing.extent(block) is None for block in range(len(backing.blocks))):
         return StagedTransfer(backing, device, copies)
     memory = device.host_memory()

@@ -50,7 +50,10 @@ def _plan(module: nn.Module, record: ModelRecord, lease: Lease) -> list[_Swap]:
         raise _refused(f"lease {lease.lease_id} is closed", "")
     found = survey(module, record)
     check_manifest(found.ownership, lease.manifest)
-    return [_prepare(place, _view(lease, name)) for name, group in found.groups.items() for place in group]
+    # A packed tensor has no pages that could be read in place: its private memory, of equal values, stays.
+    packed = {entry.name for entry in lease.manifest.packed}
+    groups = [(name, group) for name, group in found.groups.items() if name not in packed]
+    return [_prepare(place, _view(lease, name)) for name, group in groups for place in group]
 
 
 def _view(lease: Lease, name: str) -> torch.Tensor:

@@ -21,7 +21,7 @@ from ..messages.budget import Budget
 from ..messages.config import Validation
 from ..messages.dtypes import DType
 from ..messages.identity import ArtifactIdentity
-from ..messages.manifest import Manifest, TensorKind
+from ..messages.manifest import Manifest, PackedEntry, TensorKind
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) from the working thread; must be quick and must not raise."""
@@ -46,12 +46,13 @@ class TensorSpec:
 class ProductionPlan:
     """All a writer needs to know before the first byte: specs in execution order, block names, aliases.
 
-    ``aliases`` are (second name, stored name) pairs.
+    ``aliases`` are (second name, stored name) pairs. ``packed`` describes tensors whose parts stand in ``tensors``.
     """
 
     tensors: tuple[TensorSpec, ...]
     blocks: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
+    packed: tuple[PackedEntry, ...] = ()
 
 
 class Producer(Protocol):

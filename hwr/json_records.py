@@ -7,7 +7,7 @@ import msgspec
 
 from ..messages.base import Record
 from ..messages.failure import Code
-from ..messages.manifest import MANIFEST_SCHEMA
+from ..messages.manifest import MANIFEST_SCHEMA, PACKED_MANIFEST_SCHEMA, Manifest
 from .store_files import Damage
 
 
@@ -38,17 +38,18 @@ def decode_record(data: bytes, kind: type[_R], path: Path) -> _R:
     Raises NewerSchema, deciding by nothing but the record's ``schema``, and Damage with the path in the data to what
     is wrong.
     """
+    known = PACKED_MANIFEST_SCHEMA if kind is Manifest else MANIFEST_SCHEMA
     try:
         record = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
         schema = _schema_of(data)
-        if schema <= MANIFEST_SCHEMA:
+        if schema <= known:
             raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no {kind.__name__}: {failure}") from failure
     else:
         schema = record.schema
-        if schema <= MANIFEST_SCHEMA:
+        if schema <= known:
             return record
-    raise NewerSchema(f"{path} has schema {schema}, this version reads up to {MANIFEST_SCHEMA}")
+    raise NewerSchema(f"{path} has schema {schema}, this version reads up to {known}")
 
 
 def _schema_of(data: bytes) -> int:

@@ -90,6 +90,7 @@ def reservation_bytes(layout: Layout) -> int:
         rows += _row_bytes(piece.name, role) + 2 * _NUMBER_BYTES * rank
     rows += sum(_row_bytes(block) for block in layout.plan.blocks)
     rows += sum(_row_bytes(*alias) for alias in layout.plan.aliases)
+    rows += sum(_row_bytes(e.name, e.role) + 2 * _NUMBER_BYTES * len(e.shape) for e in layout.plan.packed)
     return payload + _aligned(rows, _DISK_BLOCK_BYTES) + _FILE_OVERHEAD_BYTES
 
 
@@ -218,6 +219,7 @@ def _check_names(plan: ProductionPlan) -> None:
         if any(size < 0 for size in spec.shape):
             raise _refused(f"tensor {spec.name!r} has the shape {spec.shape}; sizes are 0 or more", spec.name)
         stored.add(spec.name)
+    stored.update(entry.name for entry in plan.packed)
     seen: set[str] = set()
     for name, target in plan.aliases:
         if target not in stored:

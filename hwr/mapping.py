@@ -23,6 +23,7 @@ from ..messages.manifest import BlockEntry, Manifest, TensorEntry
 from .dtypes import torch_dtype
 from .filesystem import files
 from .native import populate_read
+from .packed.logical import packed_by_name, unpacked
 from .store_files import Place, os_failure
 
 _CANNOT_POPULATE: Final = frozenset({errno.EINVAL, errno.ENOSYS})
@@ -92,7 +93,9 @@ class ArtifactMapping:
         self._directory = place.path
         self._mutex = threading.Lock()
         self._entries = {entry.name: entry for entry in manifest.tensors}
-        self._entries.update({alias.name: self._entries[alias.target] for alias in manifest.aliases})
+        aliases = [(alias.name, alias.target) for alias in manifest.aliases]
+        self._packed = packed_by_name(manifest.packed, aliases)
+        self._entries.update({name: self._entries[target] for name, target in aliases if target in self._entries})
         self._blocks = manifest.blocks
         self._private: dict[str, FileMapping] = {}
         try:
@@ -109,17 +112,17 @@ class ArtifactMapping:
         return self._shared[entry.file].extent(entry.offset, entry.size_bytes)
 
     def shared(self, name: str) -> torch.Tensor:
-        """A tensor in the shared mapping."""
+        """A tensor in the shared mapping; a packed one is unpacked into memory of its own."""
         entry = self._entries.get(name)
         if entry is None:
-            raise self._unknown_tensor(name)
+            return self._unpacked(name)
         return self._shared[entry.file].tensor(entry)
 
     def private(self, name: str) -> torch.Tensor:
-        """A tensor in the copy-on-write mapping."""
+        """A tensor in the copy-on-write mapping; a packed one is unpacked into memory of its own."""
         entry = self._entries.get(name)
         if entry is None:
-            raise self._unknown_tensor(name)
+            return self._unpacked(name)
         mapping = self._private.get(entry.file)
         if mapping is None:
             mapping = self._map_private(entry.file)
@@ -139,8 +142,12 @@ class ArtifactMapping:
             self._shared, self._private = {}, {}
             self._close_fds()
 
-    def _unknown_tensor(self, name: str) -> HostWeightsError:
-        return _unknown(f"tensor {name!r}", self._directory, f"it has {len(self._entries)} names")
+    def _unpacked(self, name: str) -> torch.Tensor:
+        packed = self._packed.get(name)
+        if packed is None:
+            names = len(self._entries) + len(self._packed)
+            raise _unknown(f"tensor {name!r}", self._directory, f"it has {names} names")
+        return unpacked(packed, self.shared)
 
     def _map_private(self, file: str) -> FileMapping:
         with self._mutex:

@@ -7,10 +7,11 @@ from typing import Final
 from torch import nn
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from ..messages.manifest import Manifest, TensorEntry
+from ..messages.manifest import Manifest, PackedEntry, TensorEntry
 from .contract import Lease
 from .module_tensors import bind
 from .ownership import OwnedTensor, Ownership, Survey, survey
+from .packed.logical import logical_tensors
 from .records import ModelRecord
 
 RESTORER_SCHEMA: Final = 1
@@ -40,7 +41,7 @@ class RestorePlan:
     @property
     def bound_bytes(self) -> int:
         """Bytes that the model will read from the lease."""
-        return sum(entry.size_bytes for entry in self._lease.manifest.tensors)
+        return sum(entry.size_bytes for entry in logical_tensors(self._lease.manifest))
 
     @property
     def committed(self) -> bool:
@@ -101,7 +102,7 @@ def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease, found: Su
 
 def check_manifest(ownership: Ownership, manifest: Manifest) -> None:
     """Raise restore_plan_failed unless a manifest describes exactly the owned tensors."""
-    entries = {entry.name: entry for entry in manifest.tensors}
+    entries = {entry.name: entry for entry in logical_tensors(manifest)}
     for tensor in ownership.tensors:
         entry = entries.pop(tensor.name, None)
         if entry is None:
@@ -116,7 +117,7 @@ def check_manifest(ownership: Ownership, manifest: Manifest) -> None:
         raise _refused(f"only the {side} ties tensor {name} to {target}", name)
 
 
-def _compare(tensor: OwnedTensor, entry: TensorEntry, ownership: Ownership, manifest: Manifest) -> None:
+def _compare(tensor: OwnedTensor, entry: TensorEntry | PackedEntry, ownership: Ownership, manifest: Manifest) -> None:
     wanted = None if tensor.block is None else ownership.blocks[tensor.block]
     held = None if entry.block is None else manifest.blocks[entry.block].name
     if (tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.stride, wanted) == (

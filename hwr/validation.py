@@ -15,6 +15,7 @@ from .catalog import MANIFEST_NAME, READY_NAME
 from .filesystem import files
 from .json_records import decode_record
 from .layout import tensor_size_bytes
+from .packed.checks import why_wrong
 from .store_files import Damage, Place, open_member, read_at, read_record
 from .verification import check_header, check_size, pieces_by_file
 
@@ -94,8 +95,11 @@ def check_structure(manifest: Manifest) -> None:
         found = files.get(part.file)
         if found is None or part.offset < found.data_offset or part.offset + part.size_bytes > found.size_bytes:
             raise _outside(part, part.size_bytes)
-    names = {tensor.name for tensor in manifest.tensors}
-    if len(names) != len(manifest.tensors) or any(alias.target not in names for alias in manifest.aliases):
+    if (problem := why_wrong(manifest)) is not None:
+        raise _corrupt(problem)
+    names = {tensor.name for tensor in manifest.tensors} | {tensor.name for tensor in manifest.packed}
+    held = len(manifest.tensors) + len(manifest.packed)
+    if len(names) != held or any(alias.target not in names for alias in manifest.aliases):
         raise _corrupt("a tensor stands twice or an alias names nothing")
 
 

@@ -3,7 +3,7 @@
 Weights never travel: a message names a tensor by artifact, file and byte range, or a live object by its id.
 """
 
-from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
+from .config import CapacityPolicy, Config, Mode, PackingPolicy, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
 from .failure import Code, Failure, HostWeightsError, Stage
 from .journal import JournalPolicy
 from .registry import AnyMessage
@@ -17,6 +17,7 @@ __all__ = [
     "HostWeightsError",
     "JournalPolicy",
     "Mode",
+    "PackingPolicy",
     "ProductionPolicy",
     "RuntimePolicy",
     "Stage",

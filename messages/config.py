@@ -29,6 +29,16 @@ class Validation(StrEnum):
     """The same, and every digest."""
 
 
+class PackingPolicy(StrEnum):
+    """Whether artifacts hold bf16 tensors packed without loss, unpacked where they are used."""
+
+    OFF = "off"
+    ON = "on"
+    """Every bf16 tensor of a block, where packing it saves 5 % or more."""
+    AUTO = "auto"
+    """As ``on`` for a model whose blocks are bf16 by at least half of their bytes, else ``off``."""
+
+
 class WaitPolicy(Record, frozen=True, kw_only=True):
     """How long each kind of coordination may wait for another process."""
 
@@ -56,12 +66,14 @@ class ProductionPolicy(Record, frozen=True, kw_only=True):
     """When artifacts are made.
 
     ``build_before_load`` publishes from the checkpoint first, with no model; ``publish_after_load`` publishes a
-    canonically loaded model in the background, and ``adopt`` then re-binds the model to the shared pages.
+    canonically loaded model in the background, and ``adopt`` then re-binds the model to the shared pages. ``packing``
+    chooses the form that is published and looked up: a packed artifact and a plain one have different keys.
     """
 
     build_before_load: bool = False
     publish_after_load: bool = True
     adopt: bool = True
+    packing: PackingPolicy = PackingPolicy.OFF
 
 
 class RuntimePolicy(Record, frozen=True, kw_only=True):

@@ -60,6 +60,7 @@ class Code(StrEnum):
     MANIFEST_INCOMPATIBLE = "manifest_incompatible"
     PAYLOAD_MISMATCH = "payload_mismatch"
     CHECKSUM_MISMATCH = "checksum_mismatch"
+    PACKING_CORRUPT = "packing_corrupt"
     IDENTITY_COLLISION = "identity_collision"
 
     PRODUCER_FAILED = "producer_failed"

@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from .base import Count, Digest, FileName, Generation, Id, Name, OffsetBytes, Record, Shape, SizeBytes, Stride
@@ -10,6 +11,8 @@ from .dtypes import DType
 from .identity import ArtifactIdentity
 
 MANIFEST_SCHEMA = 1
+PACKED_MANIFEST_SCHEMA = 2
+"""Of manifests that hold packed tensors, which a reader of schema 1 does not understand."""
 
 _EntryFile = Name
 """One of the manifest's files by name; what a file name may be is checked once, where the file is described."""
@@ -82,22 +85,61 @@ class FileEntry(Record, frozen=True, kw_only=True):
     digest: Digest
 
 
-class Manifest(Record, frozen=True, kw_only=True):
+class PackedEntry(Record, frozen=True, kw_only=True, gc=False):
+    """A tensor that is stored as packed parts, which are entries of ``Manifest.tensors`` named by ``part_name``.
+
+    All but ``width`` (bits of a code) and ``escapes`` describe the tensor as it is once unpacked; ``digest`` is BLAKE3
+    of those bytes.
+    """
+
+    name: Name
+    kind: TensorKind
+    role: Name
+    shape: Shape
+    dtype: DType
+    stride: Stride
+    size_bytes: SizeBytes
+    digest: Digest
+    block: Count | None = None
+    width: Annotated[int, Meta(ge=3, le=4)]
+    escapes: Count
+
+
+def _schema() -> int:
+    return MANIFEST_SCHEMA
+
+
+def _no_aliases() -> tuple[AliasEntry, ...]:
+    return ()
+
+
+def _no_blocks() -> tuple[BlockEntry, ...]:
+    return ()
+
+
+def _no_pads() -> tuple[PadEntry, ...]:
+    return ()
+
+
+class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The immutable description of one publication.
 
     Tensors, blocks and pads stand in file order. ``content`` is independent of how tensors are split over files:
     BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride, digest) and aliases.
+
+    ``packed`` came later and is left out of the encoding while it is empty; fields with a factory are always written.
     """
 
-    schema: Count = MANIFEST_SCHEMA
+    schema: Count = msgspec.field(default_factory=_schema)
     key: Digest
     identity: ArtifactIdentity
     content: Digest
     tensors: tuple[TensorEntry, ...]
-    aliases: tuple[AliasEntry, ...] = ()
-    blocks: tuple[BlockEntry, ...] = ()
-    pads: tuple[PadEntry, ...] = ()
+    aliases: tuple[AliasEntry, ...] = msgspec.field(default_factory=_no_aliases)
+    blocks: tuple[BlockEntry, ...] = msgspec.field(default_factory=_no_blocks)
+    pads: tuple[PadEntry, ...] = msgspec.field(default_factory=_no_pads)
     files: tuple[FileEntry, ...]
+    packed: tuple[PackedEntry, ...] = ()
 
 
 class ReadyMarker(Record, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ class Backing(StrEnum):
     """One copy per block from the shared mapping."""
     STAGED = "staged"
     """Packed into a bounded staging buffer by a background thread, then copied."""
+    PACKED = "packed"
+    """One copy per block of its packed bytes, which the device unpacks."""
 
 
 class BackingChoice(StrEnum):
@@ -58,6 +60,26 @@ class RegistrationInfo(Record, frozen=True, kw_only=True):
     memlock_bytes: SizeBytes | None = None
 
 
+class PackingInfo(Record, frozen=True, kw_only=True):
+    """What unpacking costs and gains, in medians of the latest blocks.
+
+    ``packed_bytes`` and ``plain_bytes`` are of all blocks; ``copied_bytes`` were copied since the backing was opened.
+    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``narrow``: blocks are unpacked on
+    few processors, beside compute, because compute is the bound; ``changes`` counts how often that was decided anew,
+    and ``reason`` says why it is as it is.
+    """
+
+    packed_bytes: SizeBytes
+    plain_bytes: SizeBytes
+    copied_bytes: SizeBytes = 0
+    copy_s: Seconds = 0.0
+    slack_s: Seconds = 0.0
+    unpack_s: Seconds = 0.0
+    narrow: bool = False
+    changes: Count = 0
+    reason: Text = ""
+
+
 class RingStats(Record, frozen=True, kw_only=True):
     """Counters of a slot ring since it was attached.
 
@@ -76,6 +98,7 @@ class RingStats(Record, frozen=True, kw_only=True):
     registration: RegistrationInfo | None = None
     slots: Count = 0
     depth: Text = ""
+    packing: PackingInfo | None = None
 
 
 class AttachmentInfo(Record, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from ...dlo.contract import HostBacking
 from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
+from ...dlo.packed.backing import PackedBacking
 from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
@@ -37,6 +38,7 @@ from ...messages.transport import (
 )
 from ..resources import AttachmentEntry, Resources
 from .faults import answered
+from .packed import open_packed
 
 
 class LocalDevices:
@@ -81,7 +83,7 @@ class LocalDevices:
             model_id=request.model_id,
             lease_id=entry.lease_id,
             device=device.name,
-            backing=Backing.DIRECT if sizes.direct else Backing.STAGED,
+            backing=_kind(backing, request.backing),
             slots=sizes.slots,
             blocks=sizes.paths,
             block_bytes=sizes.block_bytes,
@@ -138,7 +140,7 @@ class LocalDevices:
         slot_bytes = attachment.streamer.sizes.slot_bytes
         holder = attachment.info.attachment_id
         backing = self._lease_backing(holder, attachment.blocks, lease_id, attachment.choice, slot_bytes)
-        kind = Backing.STAGED if backing.extent(0) is None else Backing.DIRECT
+        kind = _kind(backing, attachment.choice)
         with ExitStack() as undo:
             undo.callback(backing.close)
             attachment.streamer.rebase(backing, budget)
@@ -182,6 +184,8 @@ class LocalDevices:
     ) -> HostBacking:
         """Direct if asked for; staged if asked for, if a block has no extent, or if an extent exceeds a given slot."""
         lease = self._resources.leases.get(lease_id).lease
+        if lease.manifest.packed:
+            return open_packed(lease, blocks, holder, staged=choice == BackingChoice.STAGED)
         leased = leased_blocks(blocks, lease.manifest, lease.directory)
         direct = _direct(leased, choice, slot_bytes)
         with ExitStack() as hold:
@@ -202,6 +206,13 @@ def _checked(request: Attach) -> Attach:
         choices = ", ".join(BackingChoice)
         text = f"attach was asked for what it does not have: {wrong}; backings are {choices}"
         raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
+
+
+def _kind(backing: HostBacking, choice: BackingChoice) -> Backing:
+    """How its blocks travel."""
+    if isinstance(backing, PackedBacking):
+        return Backing.STAGED if choice == BackingChoice.STAGED else Backing.PACKED
+    return Backing.STAGED if backing.extent(0) is None else Backing.DIRECT
 
 
 def _at_home(attachment: AttachmentEntry | None) -> AbstractContextManager[None]:

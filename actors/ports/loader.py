@@ -12,6 +12,7 @@ from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
 from ...hwr.ownership import survey
+from ...hwr.packed.logical import identity_to_use
 from ...hwr.planner import plan_ownership
 from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for, production_plan
 from ...hwr.records import ModelRecord, generic_record
@@ -21,6 +22,7 @@ from ...hwr.source import source_digest
 from ...hwr.source_memory import SourceMemory, source_fingerprint
 from ...hwr.write_watch import WriteWatch
 from ...messages.budget import Budget
+from ...messages.config import PackingPolicy
 from ...messages.failure import Code, Stage, error
 from ...messages.plan import WeightPlan
 from ...messages.resolver import (
@@ -42,9 +44,12 @@ DigestDirectory = Callable[[Budget], Path | None]
 class LocalLoader:
     """Implements ``actors.resolver.LoaderPort``."""
 
-    def __init__(self, resources: Resources, digest_directory: DigestDirectory) -> None:
+    def __init__(
+        self, resources: Resources, digest_directory: DigestDirectory, packing: PackingPolicy = PackingPolicy.OFF
+    ) -> None:
         self._resources = resources
         self._digest_directory = digest_directory
+        self._packing = packing
 
     def identify(self, effect: Identify, budget: Budget) -> Identified:
         """Prepare the model, find out its source's digest, and register a checkpoint producer.
@@ -65,6 +70,7 @@ class LocalLoader:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
         identity = identity_for(prepared.record, prepared.ownership, digest, name)
+        identity = identity_to_use(identity, self._packing, prepared.ownership)
         producer_id = checkpoint_producer_id(effect.model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)

@@ -7,6 +7,7 @@ from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
 from ..resources import Resources
+from .packed import with_values
 
 
 class LocalModels:
@@ -25,10 +26,12 @@ class LocalModels:
             refuse_gone(prepared.module)
             with ExitStack() as still:
                 still.enter_context(entry.need_gate().exclusive(budget))
-                for attachment in self._resources.attachments.all():
-                    if attachment.info.model_id == effect.model_id:  # what computes is on the device
-                        still.enter_context(attachment.streamer.at_rest(budget))
+                streaming = [a for a in self._resources.attachments.all() if a.info.model_id == effect.model_id]
+                for attachment in streaming:  # what computes is on the device, and may be called past the gate
+                    still.enter_context(attachment.streamer.at_rest(budget))
                 producer = ModelProducer(prepared.module, prepared.ownership)
+                if streaming and entry.lease_id is not None:
+                    producer = with_values(producer, self._resources.leases.get(entry.lease_id).lease)
         self._resources.producers.put(effect.producer_id, producer)
         return ProducerRegistered(
             tensors=len(producer.plan.tensors),

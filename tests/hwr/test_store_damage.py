@@ -229,7 +229,7 @@ def test_T35_an_equal_key_with_another_identity_is_a_collision_and_condemns_noth
 def test_A4_a_newer_schema_is_a_miss_and_condemns_nothing(store: LocalStore, name: str) -> None:
     directory = published_directory(store)
     if name == "manifest.json":
-        _rewrite(directory, lambda m: m.update(schema=2, new_field={}))
+        _rewrite(directory, lambda m: m.update(schema=3, new_field={}))
     else:
         data = json.loads((directory / name).read_bytes()) | {"schema": 2, "new_field": 1}
         open_for_damage(directory / name).write_bytes(json.dumps(data).encode())

@@ -44,6 +44,9 @@ def warm(
         str | None, typer.Option(help="MODULE:CALLABLE that builds the model, for a class of your own.")
     ] = None,
     tp_size: Annotated[int, typer.Option(min=1, help="Publish the share of each of so many ranks.")] = 1,
+    packing: Annotated[
+        str, typer.Option(help="on: bf16 blocks packed without loss; auto: for models that are mostly bf16; off.")
+    ] = "off",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON array.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
@@ -61,7 +64,7 @@ def warm(
 
     errors = Console(stderr=True)
     try:
-        config = _config(root)
+        config = _config(root, packing)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
     except HostWeightsError as failed:
@@ -76,10 +79,14 @@ def warm(
         _show(Console(), results)
 
 
-def _config(root: Path) -> "Config":
-    from hostweights.messages.config import Config
+def _config(root: Path, packing: str) -> "Config":
+    from hostweights.messages.config import Config, PackingPolicy, ProductionPolicy
+    from hostweights.messages.failure import Code, Stage, error
 
-    return Config(root=str(root.absolute()))
+    if packing not in set(PackingPolicy):
+        wrong = f"--packing {packing} is unknown; expected {', '.join(PackingPolicy)}"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong)
+    return Config(root=str(root.absolute()), production=ProductionPolicy(packing=PackingPolicy(packing)))
 
 
 def _sources(
