@@ -20,7 +20,7 @@ from .contract import Device, Event, HostBacking
 from .layout import views
 from .ring import Fill, Ring, Use
 from .timeline import Timeline
-from .transfer import Transfer, open_transfer, settle
+from .transfer import Transfer, Way, settle
 
 _LOG = logging.getLogger("hostweights")
 
@@ -75,8 +75,10 @@ class RingDriver:
         slots: int,
         slot_bytes: int,
         registration: RegistrationPolicy,
+        way: Way,
     ) -> None:
         self._device = device
+        self._way = way
         self._registration = registration
         self._bindings = tuple(bindings)
         self._ring = Ring(len(self._bindings), slots)
@@ -307,7 +309,7 @@ class RingDriver:
 
     def _open_transfer(self, backing: HostBacking) -> Transfer:
         with torch.inference_mode(mode=False):
-            return open_transfer(backing, self._device, self._copies, self._registration)
+            return self._way.open(backing, self._device, self._copies, self._registration)
 
     def _arranged(self, backing: HostBacking) -> tuple[list[BlockPlan], list[Sequence[torch.Tensor]]]:
         """The backing's plans and host tensors in the order of the bindings' parameters."""
@@ -369,6 +371,8 @@ class RingDriver:
                     self._ring.forget(use.slot)
                     self._ring.forget_idle()  # fetched under the same circumstances
                     self._transfer.forget()
+            if isinstance(exc, HostWeightsError) and exc.code in (Code.GROUP_BROKEN, Code.GROUP_MISMATCH):
+                raise HostWeightsError(exc.failure) from exc  # the next forward would fare no better
             raise _copy_failed(binding.path, exc) from exc
 
 

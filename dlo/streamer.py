@@ -11,16 +11,16 @@ from torch import nn
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
-from ..messages.plan import TENSOR_ALIGNMENT_BYTES
 from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .contract import Device, HostBacking
 from .discovery import BlockMap, discover
 from .driver import RingDriver
 from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
-from .layout import capacity_bytes, round_up
+from .layout import capacity_bytes
 from .resident import Resident
 from .timeline import Timeline
+from .transfer import RankLocal, Way
 
 _LOG = logging.getLogger("hostweights")
 
@@ -39,7 +39,7 @@ class RingSizes:
 
 
 def _ring_sizes(
-    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int
+    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int, way: Way
 ) -> RingSizes:
     """A slot holds the largest block in any layout: an artifact's extent also holds the block's buffers."""
     needs = [
@@ -50,7 +50,7 @@ def _ring_sizes(
         paths=tuple(binding.path for binding in bindings),
         slots=min(slots, len(bindings)),
         block_bytes=sum(plan.size_bytes for plan in backing.blocks),
-        slot_bytes=round_up(max(needs), TENSOR_ALIGNMENT_BYTES),
+        slot_bytes=way.slot_bytes(max(needs)),
         direct=all(backing.extent(block) is not None for block in range(len(bindings))),
     )
 
@@ -94,13 +94,15 @@ class Streamer:
         slots: int = MIN_SLOTS,
         budget: Budget | None = None,
         registration: RegistrationPolicy | None = None,
+        way: Way = RankLocal(),  # noqa: B008  holds nothing
     ) -> "Streamer":
         """Stream ``module``'s blocks from ``backing`` through ``slots`` slots of ``device``.
 
         ``blocks`` is a discovery or declared paths. Parameters that ``backing`` does not hold, buffers and everything
         outside the blocks move to the device. Streamed parameters are frozen and show the backing's parked tensors
         between uses. Device memory taken, at every moment: the resident part and the slots. Fewer slots are made when
-        there are fewer blocks. ``registration`` bounds what is registered with the device's driver.
+        there are fewer blocks. ``registration`` bounds what is registered with the device's driver. ``way`` says
+        whether blocks come rank by rank or are gathered; gathering makes this call one that all ranks make together.
 
         After any error the model is as it was and the backing still belongs to the caller; otherwise the backing is
         closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, not_attached (after a terminal
@@ -113,7 +115,7 @@ class Streamer:
         _refuse_twice(module, modules)
         _check_blocks([block.path for block in found.blocks], backing)
         bindings = _bindings(module, found, backing)
-        sizes = _ring_sizes(modules, bindings, backing, slots)
+        sizes = _ring_sizes(modules, bindings, backing, slots, way)
         with (
             torch.inference_mode(mode=False),
             ExitStack() as rest,
@@ -128,7 +130,7 @@ class Streamer:
                 failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
             policy = RegistrationPolicy() if registration is None else registration
             driver = RingDriver(
-                device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes, registration=policy
+                device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes, registration=policy, way=way
             )
             failed.callback(driver.abandon)
             guard(module, modules, driver, rest)

@@ -1,0 +1,236 @@
+"""Ranks of a group as child processes: what they run, and how a test talks to all of them at once."""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from child_kit import Child
+from cuda_fake import fake_device
+from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
+from hostweights.dlo import BlockMap, Streamer, open_device
+from hostweights.dlo.gather import Gathering, RankGroup
+from hostweights.dlo.transfer import RankLocal
+from hostweights.messages.failure import HostWeightsError
+from hostweights.messages.plan import BlockPlan
+from hostweights.messages.transport import RegistrationPolicy
+
+LIMIT_S = 30.0
+
+
+class Stacks(nn.Module):
+    """Two block lists of different widths in one ring, called in a given order."""
+
+    def __init__(self, first: Sequence[int], second: Sequence[int], seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+        self.first = nn.ModuleList(Residual(8, size, dtypes[i % 4]) for i, size in enumerate(first))
+        self.second = nn.ModuleList(Residual(8, size, dtypes[-i % 3]) for i, size in enumerate(second))
+
+    def forward(self, x: torch.Tensor, order: Sequence[int] | None = None) -> torch.Tensor:
+        blocks = [*self.first, *self.second]
+        for index in range(len(blocks)) if order is None else order:
+            x = blocks[index](x)
+        return x
+
+    def residual(self, index: int) -> Residual:
+        found = [*self.first, *self.second][index]
+        assert isinstance(found, Residual)
+        return found
+
+
+def join_world(rank: int, size: int, folder: str) -> None:
+    """Initialise torch.distributed over a file."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+
+
+def compute(model: nn.Module, order: Sequence[int] | None = None) -> torch.Tensor:
+    with torch.inference_mode():
+        out: torch.Tensor = model(sample(), order)
+        return out.clone()
+
+
+def blocks_of(model: Stacks) -> BlockMap:
+    paths = [f"{name}.{index}" for name in ("first", "second") for index in range(len(model.get_submodule(name)))]  # type: ignore[arg-type]  # a list
+    return discover(model, paths)
+
+
+def gathering(name: str, deadline_s: float = LIMIT_S) -> Gathering:
+    """Over all ranks of the world."""
+    return Gathering(RankGroup.join(range(dist.get_world_size()), name=name, deadline_s=deadline_s))
+
+
+def example(spec: dict[str, object]) -> str:
+    """Compute a model resident, rank by rank and gathered; what differs, or nothing."""
+    first, second, orders = spec["first"], spec["second"], spec["orders"]
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    assert isinstance(orders, list)
+    slots, seed, kind = spec["slots"], spec["seed"], spec["kind"]
+    assert isinstance(slots, int)
+    assert isinstance(seed, int)
+    assert isinstance(kind, str)
+    model = Stacks(first, second, seed)
+    expected = [compute(model, order) for order in orders]
+    found = blocks_of(model)
+    wrong: list[str] = []
+    for gathered in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            device = ProbeDevice(fake_device() if spec["cuda"] else open_device("cpu"))
+            backing = make_backing(kind, model, found, Path(folder))
+            way = gathering("example") if gathered else RankLocal()
+            streamer = Streamer.attach(model, found, device, backing, slots=slots, way=way)
+            for number, order in enumerate(orders):
+                if not torch.equal(compute(model, order), expected[number]):
+                    wrong.append(f"forward {number}, gathered {gathered}")
+            streamer.detach(terminal=False)
+            if isinstance(way, Gathering):
+                way.close()
+            device.close()
+        if not torch.equal(compute(model, orders[0]), expected[0]):
+            wrong.append(f"after detach, gathered {gathered}")
+    wrong += library_threads()
+    return "; ".join(wrong)
+
+
+class Bytes:
+    """Blocks of any sizes, from none, as a host backing: scattered, or in one piece each."""
+
+    def __init__(self, sizes: Sequence[int], *, scattered: bool, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.values = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in sizes]
+        self.blocks = tuple(
+            BlockPlan(name=f"block-{index}", size_bytes=size, tensors=()) for index, size in enumerate(sizes)
+        )
+        self._scattered = scattered
+
+    def extent(self, block: int) -> torch.Tensor | None:
+        return None if self._scattered else self.values[block]
+
+    def file(self, block: int) -> Path | None:
+        del block
+        return None
+
+    def pack(self, block: int, target: torch.Tensor) -> None:
+        target.copy_(self.values[block])
+
+    def parked(self, block: int) -> Sequence[torch.Tensor]:
+        del block
+        return ()
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def bytes_example(spec: dict[str, object]) -> str:
+    """Gather blocks of given sizes in a given order, with wrong and right guesses; which came wrong."""
+    sizes, order, guesses, seed = spec["sizes"], spec["order"], spec["guesses"], spec["seed"]
+    assert isinstance(sizes, list)
+    assert isinstance(order, list)
+    assert isinstance(guesses, list)
+    assert isinstance(seed, int)
+    device = open_device("cpu")
+    copies = device.stream("copies")
+    backing = Bytes(sizes, scattered=bool(spec["scattered"]), seed=seed)
+    way = gathering("bytes")
+    transfer = way.open(backing, device, copies, RegistrationPolicy())
+    slot = torch.full((way.slot_bytes(max(sizes)),), 255, dtype=torch.uint8)
+    wrong: list[str] = []
+    for block, guess in zip(order, guesses, strict=True):
+        event = transfer.issue(block, slot, [])
+        transfer.expect([(each + dist.get_rank()) % len(sizes) for each in guess])  # ranks guess differently
+        event.synchronize()
+        if not torch.equal(slot[: sizes[block]], backing.values[block]):
+            wrong.append(f"block {block}")
+    copies.close()
+    transfer.close()
+    way.close()
+    device.close()
+    return "; ".join(wrong + library_threads())
+
+
+EXAMPLES = {"model": example, "bytes": bytes_example}
+
+
+def serve_examples() -> None:
+    """Answer each line of JSON with a line."""
+    for line in sys.stdin:
+        try:
+            what, spec = json.loads(line)
+            answer = EXAMPLES[what](spec)
+        except HostWeightsError as exc:
+            answer = f"{exc.code}: {exc}"
+        except Exception as exc:  # noqa: BLE001 - told to the test
+            answer = f"{type(exc).__name__}: {exc}"
+        sys.stdout.write(answer.replace("\n", " ") + "\n")
+        sys.stdout.flush()
+
+
+class Pool:
+    """``size`` ranks that run ``code``, with the names of this module, after they joined a world."""
+
+    def __init__(self, size: int, code: str, folder: Path, *arguments: object) -> None:
+        lead = "import sys\nfrom rank_kit import *\njoin_world(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
+        self.children = [Child(lead + code, rank, size, folder, *arguments) for rank in range(size)]
+
+    def ask(self, request: object) -> list[str]:
+        """Send the same line to all and hear each."""
+        for child in self.children:
+            child.write(json.dumps(request))
+        return [child.line() for child in self.children]
+
+    def lines(self) -> list[str]:
+        """A line from each rank."""
+        return [child.line() for child in self.children]
+
+
+@contextmanager
+def pool(size: int, code: str, *arguments: object) -> Iterator[Pool]:
+    """Ranks that are gone at the end, whatever happened."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Pool(size, code, Path(folder), *arguments)
+        try:
+            yield made
+        finally:
+            for child in made.children:
+                child.__exit__()
+
+
+def stop_me() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+__all__ = [
+    "FileLease",
+    "Gathering",
+    "HostWeightsError",
+    "Path",
+    "ProbeDevice",
+    "RankGroup",
+    "Stacks",
+    "Streamer",
+    "blocks_of",
+    "compute",
+    "dist",
+    "gathering",
+    "make_backing",
+    "join_world",
+    "library_threads",
+    "open_device",
+    "os",
+    "sample",
+    "serve_examples",
+    "signal",
+    "stop_me",
+    "sys",
+    "torch",
+]
