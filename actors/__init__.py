@@ -7,6 +7,7 @@ from ..hwr.models.whisper import WHISPER
 from ..hwr.records import Merge, ModelRecord, Packing, Regroup, Shard, generic_record
 from .api import Attachment, HostWeights, LoadedModel
 from .directories import ModelSource, describe_directory, list_components, load_diffusers, load_transformers
+from .groups import WeightGroup
 from .publication import Publication
 from .sync import SyncHostWeights, open_sync
 from .warming import Warmed, warm
@@ -28,6 +29,7 @@ __all__ = [
     "Shard",
     "SyncHostWeights",
     "Warmed",
+    "WeightGroup",
     "describe_directory",
     "generic_record",
     "list_components",

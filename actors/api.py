@@ -34,6 +34,7 @@ from ..messages.transport import (
     RingStats,
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
+from .groups import WeightGroup
 from .kernel.events import Subscription
 from .loads import Loads
 from .publication import Publication
@@ -173,12 +174,14 @@ class HostWeights:
         backing: BackingChoice = BackingChoice.AUTO,
         resident: int = 0,
         registration: RegistrationPolicy = RegistrationPolicy(),  # noqa: B008  frozen
+        gather: WeightGroup | None = None,
         timeout_s: float | None = None,
     ) -> "Attachment":
         """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
 
         The first ``resident`` blocks stay on the device. ``registration`` bounds what is registered with the device's
-        driver in the background; the cpu device registers nothing.
+        driver in the background; the cpu device registers nothing. With ``gather`` the ranks of that group, which must
+        all attach the same model and call its blocks in the same order, bring each block together.
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
@@ -191,8 +194,15 @@ class HostWeights:
             backing=backing,
             resident=resident,
             registration=registration,
+            gather=None if gather is None else gather.policy,
         )
-        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        groups = self._assembly.resources.groups
+        if gather is not None and gather.group is not None:
+            groups.put(attachment_id, gather.group)
+        try:
+            attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        finally:
+            groups.pop(attachment_id)
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:

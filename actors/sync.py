@@ -10,9 +10,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
-from ..messages.store import Memory
+from ..messages.store import LeaseInfo, Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
+from .groups import WeightGroup
 
 
 @contextmanager
@@ -49,9 +50,11 @@ class SyncHostWeights:
         """``HostWeights.adopt``: publish if needed, then share the pages."""
         return self._portal.call(self._host.adopt, model)
 
-    def attach(self, model: LoadedModel, *, device: str = "cpu", slots: int = 2) -> Attachment:
+    def attach(
+        self, model: LoadedModel, *, device: str = "cpu", slots: int = 2, gather: WeightGroup | None = None
+    ) -> Attachment:
         """``HostWeights.attach``."""
-        return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots))
+        return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots, gather=gather))
 
     def ring(self, attachment: Attachment) -> RingStats:
         """``Attachment.stats``."""
@@ -64,6 +67,10 @@ class SyncHostWeights:
     def unload(self, model: LoadedModel) -> None:
         """``HostWeights.unload``."""
         self._portal.call(self._host.unload, model)
+
+    def leases(self) -> tuple[LeaseInfo, ...]:
+        """``HostWeights.leases``."""
+        return self._portal.call(self._host.leases)
 
     def memory(self) -> Memory:
         """``HostWeights.memory``."""

@@ -6,6 +6,7 @@ Weights never travel: a message names a tensor by artifact, file and byte range,
 from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
 from .failure import Code, Failure, HostWeightsError, Stage
 from .registry import AnyMessage
+from .topology import Topology, plan_topology
 
 __all__ = [
     "AnyMessage",
@@ -18,6 +19,8 @@ __all__ = [
     "ProductionPolicy",
     "RuntimePolicy",
     "Stage",
+    "Topology",
     "Validation",
     "WaitPolicy",
+    "plan_topology",
 ]

@@ -39,6 +39,18 @@ class RegistrationPolicy(Record, frozen=True, kw_only=True):
     deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
 
 
+class GatherPolicy(Record, frozen=True, kw_only=True):
+    """Which ranks bring a model's blocks together, each a part of every block, by AllGather.
+
+    ``ranks`` are global ranks, in the same order on all; one rank alone gathers nothing. ``join_s`` is how long a rank
+    waits for the others to attach, ``deadline_s`` how far it may be behind them afterwards.
+    """
+
+    ranks: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
+    join_s: Annotated[float, Meta(gt=0.0)] = 300.0
+
+
 class RegistrationInfo(Record, frozen=True, kw_only=True):
     """How far registration is.
 
@@ -84,6 +96,7 @@ class AttachmentInfo(Record, frozen=True, kw_only=True):
     blocks: tuple[Name, ...]
     block_bytes: SizeBytes
     slot_bytes: SizeBytes
+    ranks: Count = 1
 
 
 # --- requests and replies -------------------------------------------------------------------------------------------
@@ -93,7 +106,8 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     """Stream a loaded model's blocks through slots of a device. Replies Attached.
 
     After an error or a cancel the model is as it was. Blocks come from the model's lease if it has one, else from its
-    private tensors. The first ``resident`` blocks stay on the device and are not streamed.
+    private tensors. The first ``resident`` blocks stay on the device and are not streamed. With ``gather`` every rank
+    of the group attaches the same model, and none ends before all have or one failed.
     """
 
     attachment_id: Id
@@ -103,6 +117,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     backing: BackingChoice
     resident: Count = 0
     registration: RegistrationPolicy = RegistrationPolicy()
+    gather: GatherPolicy | None = None
 
 
 class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):

@@ -34,6 +34,7 @@ from ...messages.transport import (
 )
 from ..resources import AttachmentEntry, Resources
 from .faults import answered
+from .ways import open_way
 
 
 class LocalDevices:
@@ -58,6 +59,8 @@ class LocalDevices:
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
             backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
             undo.callback(backing.close)
+            way, leave = open_way(request, self._resources, budget)
+            undo.callback(leave)
             streamer = Streamer.attach(
                 prepared.module,
                 blocks,
@@ -66,6 +69,7 @@ class LocalDevices:
                 slots=request.slots,
                 budget=budget,
                 registration=request.registration,
+                way=way,
             )
             undo.pop_all()
         sizes = streamer.sizes
@@ -79,9 +83,10 @@ class LocalDevices:
             blocks=sizes.paths,
             block_bytes=sizes.block_bytes,
             slot_bytes=sizes.slot_bytes,
+            ranks=1 if request.gather is None else len(request.gather.ranks),
         )
         self._resources.attachments.put(
-            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks)
+            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks, leave)
         )
         return Attached(info=info)
 
@@ -95,6 +100,7 @@ class LocalDevices:
             if entry is not None:
                 stack.enter_context(entry.need_gate().exclusive(PlainBudget()))
             attachment.streamer.detach(terminal=effect.terminal)
+        attachment.leave()
         attachment.device.close()
         self._resources.attachments.pop(effect.attachment_id)
         return Detached(attachment_id=effect.attachment_id, known=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Shard,
         SyncHostWeights,
         Warmed,
+        WeightGroup,
         describe_directory,
         generic_record,
         list_components,
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
         ProductionPolicy,
         RuntimePolicy,
         Stage,
+        Topology,
         Validation,
         WaitPolicy,
+        plan_topology,
     )
 
 __version__ = version("hostweights")
@@ -74,9 +77,11 @@ __all__ = [
     "Shard",
     "Stage",
     "SyncHostWeights",
+    "Topology",
     "Validation",
     "WaitPolicy",
     "Warmed",
+    "WeightGroup",
     "__version__",
     "describe_directory",
     "generic_record",
@@ -84,6 +89,7 @@ __all__ = [
     "load_diffusers",
     "load_transformers",
     "open_sync",
+    "plan_topology",
     "warm",
 ]
 

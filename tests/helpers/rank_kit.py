@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,15 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from child_kit import Child
+from child_kit import Child, say, wait_for_parent
 from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
+from hostweights import Config, Mode, WeightGroup, open_sync
 from hostweights.dlo import BlockMap, Streamer, open_device
 from hostweights.dlo.gather import Gathering, RankGroup
 from hostweights.dlo.transfer import RankLocal
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.plan import BlockPlan
 from hostweights.messages.transport import RegistrationPolicy
+from tiny_model import factory, plain, run
 
 LIMIT_S = 30.0
 
@@ -161,6 +163,74 @@ def bytes_example(spec: dict[str, object]) -> str:
 EXAMPLES = {"model": example, "bytes": bytes_example}
 
 
+def serve_faulty(root: str, source: str, bad_rank: int, fault: str, block: int) -> None:
+    """Stream with all ranks; then something happens at a block. Says how it ended, and what is left."""
+    rank = dist.get_rank()
+    expected = plain(Path(source), FAULTY_BLOCKS)
+    with open_sync(Config(root=root, mode=Mode.REQUIRED)) as host:
+        loaded = host.load(factory(FAULTY_BLOCKS), source)
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())), deadline_s=1.0)
+        attachment = host.attach(loaded, gather=group)
+        assert attachment.info.ranks == dist.get_world_size()
+        assert torch.equal(run(loaded.module), expected)
+        if rank == bad_rank:
+            _break(loaded.module, fault, block)
+        answer = "no failure"
+        for _ in range(2):  # what the last block hides, the next forward meets
+            try:
+                assert torch.equal(run(loaded.module), expected)
+            except (HostWeightsError, ValueError) as exc:
+                answer = f"{exc.code} {exc}" if isinstance(exc, HostWeightsError) else "raised"
+                break
+        # A rank that ran a failed forward again could be in step with the others once more.
+        again = answer if answer == "raised" else _code(lambda: run(loaded.module))
+        host.detach(attachment)
+        assert torch.equal(run(loaded.module), expected)
+        host.unload(loaded)
+        leases = len(host.leases())
+    say(f"{answer} | {again} | {leases} {library_threads()}".replace("\n", " "))
+
+
+FAULTY_BLOCKS = 5
+
+
+def _code(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except HostWeightsError as exc:
+        return exc.code.value
+    return "none"
+
+
+def _break(module: nn.Module, fault: str, index: int) -> None:
+    """Make a rank fail when the block is entered."""
+    block = module.get_submodule(f"blocks.{index}")
+    inner, streamed = block.get_submodule("norm").forward, block.forward
+
+    def once(x: torch.Tensor) -> object:
+        block.get_submodule("norm").forward = inner
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "late":
+            wait_for_parent()
+        else:
+            raise ValueError(fault)
+        return inner(x)
+
+    def another(x: torch.Tensor) -> object:
+        """Skips to another block and comes back, as no other rank does."""
+        block.forward = streamed
+        other = (index + 2) % FAULTY_BLOCKS
+        return streamed(module.get_submodule(f"blocks.{other}")(x))
+
+    if fault == "astray":
+        block.forward = another
+    else:
+        block.get_submodule("norm").forward = once
+
+
 def serve_examples() -> None:
     """Answer each line of JSON with a line."""
     for line in sys.stdin:
@@ -222,13 +292,14 @@ __all__ = [
     "compute",
     "dist",
     "gathering",
-    "make_backing",
     "join_world",
     "library_threads",
+    "make_backing",
     "open_device",
     "os",
     "sample",
     "serve_examples",
+    "serve_faulty",
     "signal",
     "stop_me",
     "sys",
