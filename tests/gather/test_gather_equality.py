@@ -30,7 +30,7 @@ def _examples(draw: st.DrawFn) -> dict[str, object]:
         "slots": draw(st.integers(2, 5)),
         "seed": draw(st.integers(0, 1000)),
         "kind": draw(st.sampled_from(KINDS)),
-        "cuda": draw(st.booleans()),
+        "device": draw(st.sampled_from(("cpu", "fake"))),
     }
 
 

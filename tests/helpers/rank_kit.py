@@ -1,5 +1,6 @@
 """Ranks of a group as child processes: what they run, and how a test talks to all of them at once."""
 
+import copy
 import json
 import os
 import signal
@@ -18,12 +19,13 @@ from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
 from hostweights import Config, Mode, WeightGroup, open_sync
 from hostweights.dlo import BlockMap, Streamer, open_device
+from hostweights.dlo.contract import Device
 from hostweights.dlo.gather import Gathering, RankGroup
 from hostweights.dlo.transfer import RankLocal
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.plan import BlockPlan
 from hostweights.messages.transport import RegistrationPolicy
-from tiny_model import factory, plain, run
+from tiny_model import factory, run
 
 LIMIT_S = 30.0
 
@@ -55,10 +57,17 @@ def join_world(rank: int, size: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
 
 
-def compute(model: nn.Module, order: Sequence[int] | None = None) -> torch.Tensor:
+def compute(model: nn.Module, order: Sequence[int] | None = None, where: str = "cpu") -> torch.Tensor:
     with torch.inference_mode():
-        out: torch.Tensor = model(sample(), order)
-        return out.clone()
+        out: torch.Tensor = model(sample().to(where), order)
+        return out.cpu()
+
+
+def opened(name: str) -> Device:
+    """A watched cpu, a watched driver without a GPU, or this rank's GPU."""
+    if name == "cuda":
+        return open_device(f"cuda:{dist.get_rank()}")
+    return ProbeDevice(fake_device() if name == "fake" else open_device("cpu"))
 
 
 def blocks_of(model: Stacks) -> BlockMap:
@@ -82,23 +91,25 @@ def example(spec: dict[str, object]) -> str:
     assert isinstance(seed, int)
     assert isinstance(kind, str)
     model = Stacks(first, second, seed)
-    expected = [compute(model, order) for order in orders]
+    where = f"cuda:{dist.get_rank()}" if spec["device"] == "cuda" else "cpu"
+    twin = copy.deepcopy(model).to(where)
+    expected = [compute(twin, order, where) for order in orders]
     found = blocks_of(model)
     wrong: list[str] = []
     for gathered in (False, True):
         with tempfile.TemporaryDirectory() as folder:
-            device = ProbeDevice(fake_device() if spec["cuda"] else open_device("cpu"))
+            device = opened(str(spec["device"]))
             backing = make_backing(kind, model, found, Path(folder))
             way = gathering("example") if gathered else RankLocal()
             streamer = Streamer.attach(model, found, device, backing, slots=slots, way=way)
             for number, order in enumerate(orders):
-                if not torch.equal(compute(model, order), expected[number]):
+                if not torch.equal(compute(model, order, where), expected[number]):
                     wrong.append(f"forward {number}, gathered {gathered}")
             streamer.detach(terminal=False)
             if isinstance(way, Gathering):
                 way.close()
             device.close()
-        if not torch.equal(compute(model, orders[0]), expected[0]):
+        if where == "cpu" and not torch.equal(compute(model, orders[0]), expected[0]):
             wrong.append(f"after detach, gathered {gathered}")
     wrong += library_threads()
     return "; ".join(wrong)
@@ -163,29 +174,30 @@ def bytes_example(spec: dict[str, object]) -> str:
 EXAMPLES = {"model": example, "bytes": bytes_example}
 
 
-def serve_faulty(root: str, source: str, bad_rank: int, fault: str, block: int) -> None:
+def serve_faulty(root: str, source: str, bad_rank: int, fault: str, block: int, device: str = "cpu") -> None:
     """Stream with all ranks; then something happens at a block. Says how it ended, and what is left."""
     rank = dist.get_rank()
-    expected = plain(Path(source), FAULTY_BLOCKS)
+    where = f"cuda:{rank}" if device == "cuda" else "cpu"
     with open_sync(Config(root=root, mode=Mode.REQUIRED)) as host:
         loaded = host.load(factory(FAULTY_BLOCKS), source)
         group = WeightGroup(ranks=tuple(range(dist.get_world_size())), deadline_s=1.0)
-        attachment = host.attach(loaded, gather=group)
+        expected = run(copy.deepcopy(loaded.module).to(where), where)
+        attachment = host.attach(loaded, device=where, gather=group)
         assert attachment.info.ranks == dist.get_world_size()
-        assert torch.equal(run(loaded.module), expected)
+        assert torch.equal(run(loaded.module, where), expected)
         if rank == bad_rank:
             _break(loaded.module, fault, block)
         answer = "no failure"
         for _ in range(2):  # what the last block hides, the next forward meets
             try:
-                assert torch.equal(run(loaded.module), expected)
+                assert torch.equal(run(loaded.module, where), expected)
             except (HostWeightsError, ValueError) as exc:
                 answer = f"{exc.code} {exc}" if isinstance(exc, HostWeightsError) else "raised"
                 break
         # A rank that ran a failed forward again could be in step with the others once more.
-        again = answer if answer == "raised" else _code(lambda: run(loaded.module))
+        again = answer if answer == "raised" else _code(lambda: run(loaded.module, where))
         host.detach(attachment)
-        assert torch.equal(run(loaded.module), expected)
+        assert torch.equal(run(loaded.module.to(where), where), expected)
         host.unload(loaded)
         leases = len(host.leases())
     say(f"{answer} | {again} | {leases} {library_threads()}".replace("\n", " "))
