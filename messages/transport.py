@@ -43,12 +43,14 @@ class GatherPolicy(Record, frozen=True, kw_only=True):
     """Which ranks bring a model's blocks together, each a part of every block, by AllGather.
 
     ``ranks`` are global ranks, in the same order on all; one rank alone gathers nothing. ``join_s`` is how long a rank
-    waits for the others to attach, ``deadline_s`` how far it may be behind them afterwards.
+    waits for the others to attach, ``deadline_s`` how far it may be behind them afterwards. With ``choose`` the ranks
+    measure whether whole blocks, copied by each rank alone, come sooner, and go by that.
     """
 
     ranks: Annotated[tuple[Count, ...], Meta(min_length=1)]
     deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
     join_s: Annotated[float, Meta(gt=0.0)] = 300.0
+    choose: bool = False
 
 
 class RegistrationInfo(Record, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way
     left_s = budget.remaining_s()
     join_s = policy.join_s if left_s is None else max(min(policy.join_s, left_s), 0.001)
     ranks = RankGroup.join(policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=join_s)
-    way = Gathering(ranks, resources.groups.find(request.attachment_id), join_s=join_s)
+    way = Gathering(ranks, resources.groups.find(request.attachment_id), join_s=join_s, choose=policy.choose)
     return way, way.close
 
 

@@ -2,19 +2,36 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
-from ...messages.failure import Code, HostWeightsError, Stage, error
+from ...messages.failure import Code, Stage, error
 from .ranks import RankGroup
 
 POLL_S: Final = 20e-6
+TORCH_S: Final = timedelta(days=1)
+"""For torch's own watch, which would end the process: ours is always earlier."""
 _HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+class DeviceGroup(Protocol):
+    """What is used of torch's process groups and of the backends behind them."""
+
+    def _allgather_base(self, output: torch.Tensor, part: torch.Tensor, /) -> dist.Work: ...
+
+    def abort(self) -> None:
+        """End what is under way; the group cannot be used any more."""
+        ...
+
+    def shutdown(self) -> None:
+        """Finish and end the communicator."""
+        ...
 
 
 class Collective(Protocol):
@@ -50,12 +67,12 @@ class DeviceCollective:
     """Over a process group of the device's own kind (NCCL), on a stream of its own beside copies and compute.
 
     The thread that calls watches its collective and aborts the communicator at the deadline: a kernel that waits for a
-    lost rank would otherwise keep the device for ever. ``made`` groups are destroyed by ``close``, given ones are not.
+    lost rank would otherwise keep the device for ever. ``made`` groups are ended by ``close``, given ones are not.
     """
 
-    def __init__(self, ranks: RankGroup, group: dist.ProcessGroup, device: torch.device, *, made: bool) -> None:
+    def __init__(self, ranks: RankGroup, group: DeviceGroup, device: torch.device, *, made: bool) -> None:
         self._ranks = ranks
-        self._group: dist.ProcessGroup | None = group
+        self._group: DeviceGroup | None = group
         self._device = device
         self._made = made
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
@@ -72,18 +89,18 @@ class DeviceCollective:
         self._watched(slot, part, "the first collective", deadline_s)
 
     def close(self) -> None:
-        """Destroy the group if it was made here."""
+        """End the communicator if it was made here."""
         group, self._group = self._group, None
         if group is not None and self._made:
-            dist.destroy_process_group(group)
+            group.shutdown()
 
     def _watched(self, slot: torch.Tensor, part: torch.Tensor, what: str, deadline_s: float) -> None:
         self._ranks.require_whole()
         until_s = time.monotonic() + deadline_s
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                work = dist.all_gather_into_tensor(slot, part, group=self._group, async_op=True)
-            assert work is not None
+                assert self._group is not None
+                work = self._group._allgather_base(slot, part)  # noqa: SLF001 - what all_gather_into_tensor calls
             while not work.is_completed():
                 if time.monotonic() > until_s:
                     raise TimeoutError(f"not done within {deadline_s:g} s")  # noqa: TRY301 - one way out for both
@@ -108,21 +125,20 @@ def open_collective(
     """What gathers into memory of ``device``: gloo for the cpu, else the given group or one that is made here."""
     if device.type == "cpu":
         return HostCollective(ranks)
-    made = given is None
-    group = _device_group(ranks.ranks, join_s) if given is None else given
-    collective = DeviceCollective(ranks, group, device, made=made)
+    group: DeviceGroup = _make_group(ranks) if given is None else given
+    collective = DeviceCollective(ranks, group, device, made=given is None)
     collective.warm(join_s)
     return collective
 
 
-def _device_group(ranks: Sequence[int], join_s: float) -> dist.ProcessGroup:
+def _make_group(ranks: RankGroup) -> DeviceGroup:
+    """A communicator of our own, known to nobody else: its name, unlike ``new_group``'s, is never used twice."""
+    assert ranks.store is not None, "a rank alone needs no communicator"
+    store = c10d.PrefixStore("device", ranks.store)
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = TORCH_S  # noqa: SLF001 - as init_process_group sets it
     with _left_to_us():
-        made = dist.new_group(
-            list(ranks), timeout=timedelta(seconds=join_s), backend="nccl", use_local_synchronization=True
-        )
-    if not isinstance(made, dist.ProcessGroup):
-        raise _not_a_member(ranks)
-    return made
+        return c10d.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)  # type: ignore[return-value]  # stubs lag
 
 
 @contextmanager
@@ -137,7 +153,3 @@ def _left_to_us() -> Iterator[None]:
             del os.environ[_HANDLING]
         else:
             os.environ[_HANDLING] = before
-
-
-def _not_a_member(ranks: Sequence[int]) -> HostWeightsError:
-    return error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"this process is not among the ranks {list(ranks)}")

@@ -31,8 +31,16 @@ class RankGroup:
     Used by one thread at a time. After any failure the group is broken for good: every later call raises that failure.
     """
 
-    def __init__(self, ranks: tuple[int, ...], rank: int, group: "dist.ProcessGroup | None", deadline_s: float) -> None:
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        rank: int,
+        group: "dist.ProcessGroup | None",
+        deadline_s: float,
+        store: "c10d.Store | None" = None,
+    ) -> None:
         self.ranks = ranks
+        self.store = store
         self.rank = rank
         self.deadline_s = deadline_s
         self._group = group
@@ -60,10 +68,10 @@ class RankGroup:
         rank = ranks.index(dist.get_rank())
         key = f"hostweights/{name}/{'-'.join(map(str, ranks))}"
         _JOINED[key] += 1
-        store = dist.PrefixStore(f"{key}/{_JOINED[key]}", c10d._get_default_store())  # type: ignore[attr-defined]  # noqa: SLF001 - torch lists neither
+        store = c10d.PrefixStore(f"{key}/{_JOINED[key]}", c10d._get_default_store())  # noqa: SLF001 - torch lists neither
         try:
-            group = dist.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=join_s))
-            made = cls(ranks, rank, group, deadline_s)  # type: ignore[arg-type]  # a backend has what is used of a group
+            group = c10d.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=join_s))
+            made = cls(ranks, rank, group, deadline_s, store)  # type: ignore[arg-type]  # a backend has what is used of a group
         except Exception as exc:
             text = f"not all of the ranks {list(ranks)} came to group {name!r} within {join_s:g} s: {exc}"
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, group=name) from exc

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import torch
@@ -12,6 +13,9 @@ from ..contract import Event
 from ..transfer import settle
 from .collective import Collective
 from .ranks import RankGroup
+
+TIMES: Final = -1
+"""Stands for a block where ranks exchange how long blocks took."""
 
 
 class Session:
@@ -63,16 +67,28 @@ class Session:
         if slot.numel():
             self._collective.gather(slot, part, f"block {name!r}")
 
+    def slowest(self, seconds: float | None) -> float | None:
+        """The longest of all ranks' times, in the same place of the order on all; None if one rank has none."""
+        nanoseconds = -1 if seconds is None else round(seconds * 1e9)
+        rows = self._ranks.exchange([self._count, TIMES, nanoseconds], "the times of the ranks")
+        self._count += 1
+        self._check_order(rows)
+        found = [row[2] for row in rows]
+        return None if min(found) < 0 else max(found) / 1e9
+
     def _check_order(self, rows: Sequence[tuple[int, ...]]) -> None:
         asked = [(count, block) for count, block, _ in rows]
         if len(set(asked)) == 1:
             return
         said = ", ".join(
-            f"rank {rank} {self._plans[block].name!r} as its gather {count}"
+            f"rank {rank} {self._name(block)!r} as its gather {count}"
             for rank, (count, block) in zip(self._ranks.ranks, asked, strict=True)
         )
         text = f"the ranks gather different blocks: {said}; call the same blocks in the same order on all ranks"
-        raise self._ranks.lose(_mismatch(text, self._plans[asked[self._ranks.rank][1]].name))
+        raise self._ranks.lose(_mismatch(text, self._name(asked[self._ranks.rank][1])))
+
+    def _name(self, block: int) -> str:
+        return "times" if block == TIMES else self._plans[block].name
 
 
 def open_session(ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan], join_s: float) -> Session:

@@ -1,4 +1,4 @@
-"""One rank's byte range of each block, as a host backing of its own."""
+"""One rank's byte range of each block, as a host backing of its own; alone, or behind the whole blocks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,3 +66,44 @@ class ShardBacking:
 
     def close(self) -> None:
         """Nothing of its own."""
+
+
+class WholeAndPart:
+    """``backing``'s blocks, and after them the rank's part of each: block ``n + i`` is the part of block ``i`` of n.
+
+    One transfer over it sends either, out of one registration: a driver refuses to register a byte twice.
+    """
+
+    def __init__(self, backing: HostBacking, rank: int, ranks: int) -> None:
+        self._backing = backing
+        self._shards = ShardBacking(backing, rank, ranks)
+        self._count = len(backing.blocks)
+
+    @property
+    def blocks(self) -> Sequence[BlockPlan]:
+        """Twice as many as the backing has."""
+        return (*self._backing.blocks, *self._shards.blocks)
+
+    def extent(self, block: int) -> torch.Tensor | None:
+        """Of the block or the part."""
+        found, index = self._of(block)
+        return found.extent(index)
+
+    def file(self, block: int) -> Path | None:
+        """Of the block."""
+        return self._backing.file(block % self._count)
+
+    def pack(self, block: int, target: torch.Tensor) -> None:
+        """The block or the part."""
+        found, index = self._of(block)
+        found.pack(index, target)
+
+    def parked(self, block: int) -> Sequence[torch.Tensor]:
+        """Of the block."""
+        return self._backing.parked(block % self._count)
+
+    def close(self) -> None:
+        """Nothing of its own."""
+
+    def _of(self, block: int) -> tuple[HostBacking, int]:
+        return (self._backing, block) if block < self._count else (self._shards, block - self._count)

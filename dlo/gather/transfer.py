@@ -26,7 +26,7 @@ class _Part:
 
 
 class GatherTransfer:
-    """Copies parts by ``parts``, a transfer of this rank's bytes, and gathers them on ``gathers``.
+    """Copies parts by ``parts``, in which this rank's part of block i is block ``first + i``; gathers on ``gathers``.
 
     Only ``issue`` is collective. What is expected next is copied ahead, which concerns this rank alone, so that a wrong
     guess costs a copy and no rank can get out of step by it.
@@ -37,6 +37,7 @@ class GatherTransfer:
         backing: HostBacking,
         device: Device,
         parts: Transfer,
+        first: int,
         gathers: Stream,
         session: Session,
         rank: int,
@@ -45,6 +46,7 @@ class GatherTransfer:
         self._cuts = [Cut(plan.size_bytes, ranks) for plan in backing.blocks]
         self._rank = rank
         self._parts = parts
+        self._first = first
         self._gathers = gathers
         self._session = session
         largest = max(cut.part_bytes for cut in self._cuts)
@@ -75,7 +77,7 @@ class GatherTransfer:
         near = len(self._buffers) - 1
         wanted = blocks[:near]
         if self._parts.ahead:
-            self._parts.expect([block for block in blocks if self._holder(block) is None])
+            self._parts.expect([self._first + block for block in blocks if self._holder(block) is None])
         for buffer in self._buffers:
             if buffer.block not in wanted:
                 buffer.block = None
@@ -115,7 +117,7 @@ class GatherTransfer:
         if size_bytes:
             # After a gather that failed the buffer is free as well.
             after = () if buffer.emptied is None else (Ended(buffer.emptied),)
-            buffer.copied = self._parts.issue(block, buffer.memory[:size_bytes], after)
+            buffer.copied = self._parts.issue(self._first + block, buffer.memory[:size_bytes], after)
         return buffer
 
 

@@ -7,11 +7,12 @@ from ...messages.failure import Code, Stage, error
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, HostBacking, Stream
 from ..transfer import RankLocal, Transfer, open_transfer
+from .choosing import ChoosingTransfer
 from .collective import Collective, open_collective
 from .cut import Cut
 from .ranks import JOIN_S, RankGroup
 from .session import Session, open_session
-from .shards import ShardBacking
+from .shards import ShardBacking, WholeAndPart
 from .transfer import GatherTransfer
 
 
@@ -20,11 +21,19 @@ class Gathering:
 
     ``group`` is the engine's process group for the device's collectives; None makes one where one is needed. A group of
     one rank gathers nothing: its blocks travel rank by rank. ``close`` after the detach: it leaves ``ranks`` and
-    destroys what was made here.
+    destroys what was made here. With ``choose`` the ranks measure whether whole blocks come sooner, and go by that.
     """
 
-    def __init__(self, ranks: RankGroup, group: "dist.ProcessGroup | None" = None, *, join_s: float = JOIN_S) -> None:
+    def __init__(
+        self,
+        ranks: RankGroup,
+        group: "dist.ProcessGroup | None" = None,
+        *,
+        join_s: float = JOIN_S,
+        choose: bool = False,
+    ) -> None:
         self._ranks = ranks
+        self._choose = choose
         self._given = group
         self._join_s = join_s
         self._collective: Collective | None = None
@@ -54,10 +63,17 @@ class Gathering:
             self._session.require_equal(backing.blocks)
         assert self._session is not None
         assert self._gathers is not None
-        shards = ShardBacking(backing, ranks.rank, ranks.size)
-        parts = open_transfer(shards, device, copies, policy)
+        kind = WholeAndPart if self._choose else ShardBacking
+        parts = open_transfer(kind(backing, ranks.rank, ranks.size), device, copies, policy)
+        count = len(backing.blocks)
+        first = count if self._choose else 0
         try:
-            return GatherTransfer(backing, device, parts, self._gathers, self._session, ranks.rank, ranks.size)
+            gathered = GatherTransfer(
+                backing, device, parts, first, self._gathers, self._session, ranks.rank, ranks.size
+            )
+            if not self._choose:
+                return gathered
+            return ChoosingTransfer(device, parts, gathered, self._gathers, self._session, count)
         except BaseException:
             parts.close()
             raise

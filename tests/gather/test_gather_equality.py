@@ -23,6 +23,7 @@ def _examples(draw: st.DrawFn) -> dict[str, object]:
     blocks = st.integers(0, len(first) + len(second) - 1)
     whole = list(range(len(first) + len(second)))
     orders = draw(st.lists(st.one_of(st.just(whole), st.lists(blocks, max_size=9)), min_size=1, max_size=4))
+    orders *= draw(st.sampled_from((1, 4)))
     return {
         "first": first,
         "second": second,
@@ -30,6 +31,7 @@ def _examples(draw: st.DrawFn) -> dict[str, object]:
         "slots": draw(st.integers(2, 5)),
         "seed": draw(st.integers(0, 1000)),
         "kind": draw(st.sampled_from(KINDS)),
+        "choose": draw(st.booleans()),
         "device": draw(st.sampled_from(("cpu", "fake"))),
     }
 

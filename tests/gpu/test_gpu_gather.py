@@ -37,6 +37,7 @@ def test_C4_any_blocks_any_order_any_slots_are_bit_equal_over_nccl(ranks: Pool, 
         "slots": choices.randint(2, 4),
         "seed": seed,
         "kind": ("direct", "staged", "private")[seed % 3],
+        "choose": seed % 2 == 1,
         "device": "cuda",
     }
     assert set(ranks.ask(["model", example])) == {""}

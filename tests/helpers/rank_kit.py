@@ -75,9 +75,9 @@ def blocks_of(model: Stacks) -> BlockMap:
     return discover(model, paths)
 
 
-def gathering(name: str, deadline_s: float = LIMIT_S) -> Gathering:
+def gathering(name: str, *, choose: bool = False) -> Gathering:
     """Over all ranks of the world."""
-    return Gathering(RankGroup.join(range(dist.get_world_size()), name=name, deadline_s=deadline_s))
+    return Gathering(RankGroup.join(range(dist.get_world_size()), name=name, deadline_s=LIMIT_S), choose=choose)
 
 
 def example(spec: dict[str, object]) -> str:
@@ -100,7 +100,7 @@ def example(spec: dict[str, object]) -> str:
         with tempfile.TemporaryDirectory() as folder:
             device = opened(str(spec["device"]))
             backing = make_backing(kind, model, found, Path(folder))
-            way = gathering("example") if gathered else RankLocal()
+            way = gathering("example", choose=bool(spec["choose"])) if gathered else RankLocal()
             streamer = Streamer.attach(model, found, device, backing, slots=slots, way=way)
             for number, order in enumerate(orders):
                 if not torch.equal(compute(model, order, where), expected[number]):
