@@ -28,6 +28,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.plan import WeightPlan
 from ..messages.store import LeaseInfo
 from ..messages.transport import AttachmentInfo, BackingChoice
+from .consensus import Agreement
 
 T = TypeVar("T")
 
@@ -104,7 +105,8 @@ class ModelEntry:
 
     ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
     ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
-    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``.
+    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``. ``agreement`` is with the
+    ranks that load together with this one.
     """
 
     factory: Callable[[], torch.nn.Module]
@@ -117,6 +119,7 @@ class ModelEntry:
     fingerprint: Fingerprint | None = None
     producer: Producer | None = None
     lease_id: str | None = None
+    agreement: Agreement | None = None
     hold: ExitStack = field(default_factory=ExitStack)
 
     def bind(self, model_id: str, lease: Lease) -> str | None:

@@ -42,9 +42,10 @@ class SyncHostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
+        together: WeightGroup | None = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
-        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name))
+        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name, together=together))
 
     def adopt(self, model: LoadedModel) -> PublicationReport:
         """``HostWeights.adopt``: publish if needed, then share the pages."""

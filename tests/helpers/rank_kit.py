@@ -17,7 +17,7 @@ from torch import nn
 from child_kit import Child, say, wait_for_parent
 from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
-from hostweights import Config, Mode, WeightGroup, open_sync
+from hostweights import Config, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
 from hostweights.dlo import BlockMap, Streamer, open_device
 from hostweights.dlo.contract import Device
 from hostweights.dlo.gather import Gathering, RankGroup
@@ -25,7 +25,7 @@ from hostweights.dlo.transfer import RankLocal
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.plan import BlockPlan
 from hostweights.messages.transport import RegistrationPolicy
-from tiny_model import factory, run
+from tiny_model import WIDTH, Block, Tiny, factory, run
 
 LIMIT_S = 30.0
 
@@ -203,6 +203,40 @@ def serve_faulty(root: str, source: str, bad_rank: int, fault: str, block: int, 
     say(f"{answer} | {again} | {leases} {library_threads()}".replace("\n", " "))
 
 
+def tensor_parallel(tp_size: int) -> Tiny:
+    """A rank's own shapes."""
+    model = Tiny(FAULTY_BLOCKS)
+    for block in model.blocks if tp_size > 1 else ():
+        assert isinstance(block, Block)
+        inner = block.up.out_features // tp_size
+        block.up, block.down = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+    return model
+
+
+def serve_load(root: str, source: str, mode: str, tp_size: int, join_s: float) -> None:
+    """Load with all ranks, tensor parallel ones first in rank; says outcome, key and what binds the weights."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    record = ModelRecord(
+        record_id="tiny",
+        version=1,
+        component="model",
+        blocks=("blocks",),
+        shards=(Shard("up.weight", 0), Shard("up.bias", 0), Shard("down.weight", 1)) if tp_size > 1 else (),
+    ).for_rank(tp_size, rank % tp_size)
+    folder = root if "{" not in root else root.format(rank)
+    policy = ProductionPolicy(publish_after_load=False)
+    with open_sync(Config(root=folder, mode=Mode(mode), production=policy)) as host:
+        wait_for_parent()
+        try:
+            together = WeightGroup(ranks=tuple(range(size)), join_s=join_s)
+            loaded = host.load(lambda: tensor_parallel(tp_size), source, record=record, together=together)
+        except HostWeightsError as failed:
+            say(f"{failed.code} {len(host.leases())} {failed}".replace("\n", " "))
+            return
+        say(f"{loaded.report.outcome} {loaded.report.key} {len(host.leases())}")
+        host.unload(loaded)
+
+
 FAULTY_BLOCKS = 5
 
 
@@ -312,6 +346,7 @@ __all__ = [
     "sample",
     "serve_examples",
     "serve_faulty",
+    "serve_load",
     "signal",
     "stop_me",
     "sys",
