@@ -11,6 +11,7 @@ from .groups import WeightGroup
 from .publication import Publication
 from .sync import SyncHostWeights, open_sync
 from .warming import Warmed, warm
+from .waves import RequestPath, Wave, Waves
 
 __all__ = [
     "BERT_ENCODER",
@@ -26,9 +27,12 @@ __all__ = [
     "Packing",
     "Publication",
     "Regroup",
+    "RequestPath",
     "Shard",
     "SyncHostWeights",
     "Warmed",
+    "Wave",
+    "Waves",
     "WeightGroup",
     "describe_directory",
     "generic_record",

@@ -19,6 +19,7 @@ from .driver import RingDriver
 from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
 from .layout import capacity_bytes
 from .resident import Resident
+from .sharded import refuse_sharded
 from .timeline import Timeline
 from .transfer import RankLocal, Way
 
@@ -109,6 +110,7 @@ class Streamer:
         detach), blocks_not_found, coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
         """
         refuse_gone(module)
+        refuse_sharded(module)
         _refuse_below(slots, MIN_SLOTS, f"a ring of {slots!r} slots cannot overlap; {MIN_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
         modules = [module.get_submodule(block.path) for block in found.blocks]

@@ -10,6 +10,7 @@ from ...dlo.contract import HostBacking
 from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
+from ...dlo.sharded import refuse_sharded
 from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
@@ -54,6 +55,7 @@ class LocalDevices:
         failing = answered(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"the model could not stream to {request.device}")
         with failing, ExitStack() as undo, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
+            refuse_sharded(prepared.module)
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)

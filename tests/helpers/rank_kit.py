@@ -203,6 +203,35 @@ def serve_faulty(root: str, source: str, bad_rank: int, fault: str, block: int, 
     say(f"{answer} | {again} | {leases} {library_threads()}".replace("\n", " "))
 
 
+def serve_hsdp() -> None:
+    """Shard a model with FSDP2 over a mesh, then try to stream its shards; says what came of both."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Stacks([8, 16, 24], [], seed=0).float()
+    blocks = blocks_of(model)
+    expected = compute(model)
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
+    for block in model.first:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    equal = torch.equal(_sharded(model), expected)
+    refused = "streamed"
+    device = open_device("cpu")
+    try:
+        Streamer.attach(model, blocks, device, Bytes([8, 8, 8], scattered=True, seed=0))
+    except HostWeightsError as failed:
+        refused = f"{failed.code} {failed}"
+    device.close()
+    say(f"{equal} {torch.equal(_sharded(model), expected)} {refused}")
+
+
+def _sharded(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():  # FSDP takes no inference tensors
+        out: torch.Tensor = model(sample())
+        return out
+
+
 def tensor_parallel(tp_size: int) -> Tiny:
     """A rank's own shapes."""
     model = Tiny(FAULTY_BLOCKS)
@@ -346,6 +375,7 @@ __all__ = [
     "sample",
     "serve_examples",
     "serve_faulty",
+    "serve_hsdp",
     "serve_load",
     "signal",
     "stop_me",
