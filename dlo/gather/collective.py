@@ -26,11 +26,7 @@ class DeviceGroup(Protocol):
     def _allgather_base(self, output: torch.Tensor, part: torch.Tensor, /) -> dist.Work: ...
 
     def abort(self) -> None:
-        """End what is under way; the group cannot be used any more."""
-        ...
-
-    def shutdown(self) -> None:
-        """Finish and end the communicator."""
+        """End what is under way and the communicator, here alone: no other rank is waited for."""
         ...
 
 
@@ -92,7 +88,7 @@ class DeviceCollective:
         """End the communicator if it was made here."""
         group, self._group = self._group, None
         if group is not None and self._made:
-            group.shutdown()
+            group.abort()
 
     def _watched(self, slot: torch.Tensor, part: torch.Tensor, what: str, deadline_s: float) -> None:
         self._ranks.require_whole()

@@ -18,7 +18,7 @@ from child_kit import Child, say, wait_for_parent
 from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
 from hostweights import Config, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
-from hostweights.dlo import BlockMap, Streamer, open_device
+from hostweights.dlo import BlockMap, PrivateBacking, Streamer, open_device
 from hostweights.dlo.contract import Device
 from hostweights.dlo.gather import Gathering, RankGroup
 from hostweights.dlo.transfer import RankLocal
@@ -203,6 +203,57 @@ def serve_faulty(root: str, source: str, bad_rank: int, fault: str, block: int, 
     say(f"{answer} | {again} | {leases} {library_threads()}".replace("\n", " "))
 
 
+def serve_attach(*hidden: int) -> None:
+    """Attach a model of these sizes; says how that ended, and that the model and its threads are as before."""
+    model = Stacks(hidden, [], seed=0)
+    expected = compute(model)
+    blocks = blocks_of(model)
+    device = open_device("cpu")
+    way = Gathering(RankGroup.join(range(dist.get_world_size()), name="attach", deadline_s=1.0, join_s=20.0))
+    backing = PrivateBacking(model, blocks)
+    code = "attached"
+    try:
+        Streamer.attach(model, blocks, device, backing, way=way).detach(terminal=False)
+    except HostWeightsError as failed:
+        code = f"{failed.code} {failed}"
+    way.close()
+    device.close()
+    say(f"{torch.equal(compute(model), expected)} {library_threads()} {code}")
+
+
+def serve_join(join_s: float) -> None:
+    """Only the first rank comes."""
+    if dist.get_rank() == 0:
+        try:
+            RankGroup.join(range(dist.get_world_size()), name="alone", join_s=join_s)
+        except HostWeightsError as failed:
+            say(f"{failed.code} {failed}".replace("\n", " "))
+    wait_for_parent()
+
+
+def serve_rebase(folder: str) -> None:
+    """Move a gathered model to an equal file, and then to one that lies otherwise; at different moments."""
+    model = Stacks([8, 30, 5], [], seed=0)
+    expected = compute(model)
+    blocks = blocks_of(model)
+    device = open_device("cpu")
+    way = gathering("rebase")
+    place = Path(folder) / str(dist.get_rank())
+    place.mkdir()
+    streamer = Streamer.attach(model, blocks, device, make_backing("direct", model, blocks, place), way=way)
+    equal = [torch.equal(compute(model), expected)]
+    for forward in range(2):
+        if forward == dist.get_rank():
+            streamer.rebase(make_backing("direct", model, blocks, place))
+        equal.append(torch.equal(compute(model), expected))
+    code = _code(lambda: streamer.rebase(PrivateBacking(Stacks([8, 30, 5], [], seed=0), blocks)))
+    equal.append(torch.equal(compute(model), expected))
+    streamer.detach(terminal=False)
+    way.close()
+    device.close()
+    say(f"{equal} {code}")
+
+
 def serve_hsdp() -> None:
     """Shard a model with FSDP2 over a mesh, then try to stream its shards; says what came of both."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -373,10 +424,13 @@ __all__ = [
     "open_device",
     "os",
     "sample",
+    "serve_attach",
     "serve_examples",
     "serve_faulty",
     "serve_hsdp",
+    "serve_join",
     "serve_load",
+    "serve_rebase",
     "signal",
     "stop_me",
     "sys",
