@@ -79,3 +79,9 @@ def _leased_by_nobody(root: Path, source: Path) -> None:
         assert model.warm
         assert len(host.leases()) == 1
         host.unload(model)
+
+
+@pytest.mark.parametrize("copies_before", [0, 3, 6])
+def test_C4_a_copy_that_fails_on_one_rank_fails_that_forward_on_all_and_no_later_one(copies_before: int) -> None:
+    with pool(3, f"serve_copy_failure({copies_before})") as ranks:
+        assert ranks.lines() == ["['copy_failed', 'none'] 1 [True, True, True]"] * 3

@@ -221,6 +221,29 @@ def serve_attach(*hidden: int) -> None:
     say(f"{torch.equal(compute(model), expected)} {library_threads()} {code}")
 
 
+def serve_copy_failure(copies_before: int) -> None:
+    """On the last rank one copy of a part fails, once; says what the forward did and that the next ones are right."""
+    model = Stacks([8, 30, 5, 12], [], seed=0)
+    expected = compute(model)
+    blocks = blocks_of(model)
+    device = ProbeDevice(open_device("cpu"))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        device.failures = [*[None] * copies_before, _failing]
+    with tempfile.TemporaryDirectory() as folder:
+        way = gathering("copies")
+        streamer = Streamer.attach(model, blocks, device, make_backing("direct", model, blocks, Path(folder)), way=way)
+        codes = [_code(lambda: compute(model)) for _ in range(9)]
+        equal = [torch.equal(compute(model), expected) for _ in range(3)]
+        streamer.detach(terminal=False)
+        way.close()
+    device.close()
+    say(f"{sorted(set(codes))} {codes.count('copy_failed')} {equal}")
+
+
+def _failing() -> None:
+    raise OSError("the copy failed")
+
+
 def serve_join(join_s: float) -> None:
     """Only the first rank comes."""
     if dist.get_rank() == 0:
@@ -425,6 +448,7 @@ __all__ = [
     "os",
     "sample",
     "serve_attach",
+    "serve_copy_failure",
     "serve_examples",
     "serve_faulty",
     "serve_hsdp",
