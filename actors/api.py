@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -39,6 +39,9 @@ from ..messages.transport import (
     RingStats,
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
+from .consensus import Agreement
+from .groups import WeightGroup
+from .kernel.blocking import in_own_thread
 from .kernel.events import Subscription
 from .kernel.instruments import Instruments
 from .loads import Loads
@@ -103,6 +106,7 @@ class HostWeights:
         record: ModelRecord | None = None,
         name: str | None = None,
         mode: Mode | None = None,
+        together: WeightGroup | None = None,
         timeout_s: float | None = None,
     ) -> "LoadedModel":
         """Bring a model's weights in, from a lease if the artifact exists, else as the mode says.
@@ -110,11 +114,15 @@ class HostWeights:
         ``factory`` builds the module; it may be called more than once, and its parameters are never initialised.
         ``source`` is a safetensors file or a checkpoint directory. ``record`` says how checkpoint and module fit; by
         default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
-        module's class). Raises HostWeightsError with the terminal failure of the resolution.
+        module's class). With ``together`` all ranks of that group (tensor parallel ones, each with its own record's
+        ``for_rank``, or any others) call this, and all bind their leases or none does; ``mode disabled`` takes no part.
+        Raises HostWeightsError with the terminal failure of the resolution.
         """
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else mode
         entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record)
+        if together is not None and len(together.ranks) > 1 and mode is not Mode.DISABLED:
+            entry.agreement = Agreement(together.ranks, together.join_s)
         self._assembly.resources.models.put(model_id, entry)
         request = Resolve(
             model_id=model_id,
@@ -130,6 +138,7 @@ class HostWeights:
             raise
         if resolved.report.failure is not None:
             self._abandon(model_id, lease_id)
+            await _concede(entry)
             raise HostWeightsError(resolved.report.failure)
         _warn(resolved.report)
         module = entry.need_prepared().module
@@ -187,6 +196,7 @@ class HostWeights:
         resident: int = 0,
         on_demand: Sequence[str] = (),
         registration: RegistrationPolicy = RegistrationPolicy(),  # noqa: B008  frozen
+        gather: WeightGroup | None = None,
         timeout_s: float | None = None,
     ) -> "Attachment":
         """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
@@ -197,7 +207,8 @@ class HostWeights:
         there only while their ``forward`` runs: for what is used now and then.
 
         ``registration`` bounds what is registered with the device's driver in the background; the cpu device registers
-        nothing.
+        nothing. With ``gather`` the ranks of that group, which must all attach the same model and call its blocks in
+        the same order, bring each block together.
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
@@ -212,8 +223,15 @@ class HostWeights:
             registration=registration,
             on_demand=tuple(on_demand),
             slot_limit_bytes=slot_limit_bytes,
+            gather=None if gather is None else gather.policy,
         )
-        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        groups = self._assembly.resources.groups
+        if gather is not None and gather.group is not None:
+            groups.put(attachment_id, gather.group)
+        try:
+            attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        finally:
+            groups.pop(attachment_id)
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:
@@ -391,6 +409,13 @@ def _warn(report: ResolutionReport) -> None:
     for attempt in report.attempts:
         if attempt.failure is not None:
             _LOG.warning("%s: %s (went on with %s)", attempt.stage, attempt.failure.text, attempt.action)
+
+
+async def _concede(entry: ModelEntry) -> None:
+    """A load that failed before the ranks agreed says so: the others must not wait for it."""
+    if entry.agreement is not None:
+        with suppress(HostWeightsError):  # this rank's own failure is what its caller is told
+            await in_own_thread("hostweights-agree", entry.agreement.miss)
 
 
 def _new_id(prefix: str) -> str:

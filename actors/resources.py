@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
+from torch.distributed import ProcessGroup
 
 from ..dlo.contract import Device
 from ..dlo.discovery import BlockMap
@@ -28,6 +29,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.plan import WeightPlan
 from ..messages.store import LeaseInfo
 from ..messages.transport import AttachmentInfo, BackingChoice
+from .consensus import Agreement
 
 T = TypeVar("T")
 
@@ -107,7 +109,7 @@ class ModelEntry:
     ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
     ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
     is the lease that the model's tensors are bound to; the entry holds it until ``unbind``. ``watch`` remembers the
-    model's tensors since its weights came in.
+    model's tensors since its weights came in. ``agreement`` is with the ranks that load together with this one.
     """
 
     factory: Callable[[], torch.nn.Module]
@@ -121,6 +123,7 @@ class ModelEntry:
     producer: Producer | None = None
     lease_id: str | None = None
     watch: WriteWatch | None = None
+    agreement: Agreement | None = None
     hold: ExitStack = field(default_factory=ExitStack)
 
     def bind(self, model_id: str, lease: Lease) -> str | None:
@@ -168,23 +171,28 @@ class LeaseEntry:
 
 @dataclass(slots=True)
 class AttachmentEntry:
-    """A streamed model, how messages describe it, and its device; the streamer's backing holds the lease."""
+    """A streamed model, how messages describe it, and its device; the streamer's backing holds the lease.
+
+    ``leave`` ends what ties it to other ranks; after the detach, and harmless twice.
+    """
 
     info: AttachmentInfo
     choice: BackingChoice
     streamer: Streamer
     device: Device
     blocks: BlockMap
+    leave: Callable[[], None]
 
 
 @dataclass(slots=True)
 class Resources:
-    """The four tables of one HostWeights."""
+    """The tables of one HostWeights; ``groups`` holds the engine's process groups for attaches under way, by theirs."""
 
     models: Table[ModelEntry] = field(default_factory=lambda: Table("model", Code.MODEL_UNKNOWN))
     leases: Table[LeaseEntry] = field(default_factory=lambda: Table("lease", Code.LEASE_UNKNOWN))
     producers: Table[Producer] = field(default_factory=lambda: Table("producer", Code.PRODUCER_FAILED))
     attachments: Table[AttachmentEntry] = field(default_factory=lambda: Table("attachment", Code.NOT_ATTACHED))
+    groups: Table[ProcessGroup] = field(default_factory=lambda: Table("process group", Code.INVALID_CONFIG))
 
     def forget_model(self, model_id: str) -> str | None:
         """Drop a model and its checkpoint producer, and let its lease go; returns the lease's id if it had one.
@@ -205,6 +213,7 @@ class Resources:
         self.forget_models()
         for attachment in self.attachments.all():
             attachment.streamer.detach(terminal=False)
+            attachment.leave()
             attachment.device.close()
             self.attachments.pop(attachment.info.attachment_id)
         for entry in self.leases.all():

@@ -11,10 +11,11 @@ from ..dlo.timeline import Timeline
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
-from ..messages.store import Memory
+from ..messages.store import LeaseInfo, Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
 from .directories import load_diffusers, load_transformers
+from .groups import WeightGroup
 from .kernel.at_exit import AtExit
 
 
@@ -52,9 +53,10 @@ class SyncHostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
+        together: WeightGroup | None = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
-        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name))
+        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name, together=together))
 
     def load_diffusers(
         self,
@@ -79,9 +81,11 @@ class SyncHostWeights:
         """``HostWeights.adopt``: publish if needed, then share the pages."""
         return self._portal.call(self._host.adopt, model)
 
-    def attach(self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2) -> Attachment:
+    def attach(
+        self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: WeightGroup | None = None
+    ) -> Attachment:
         """``HostWeights.attach``."""
-        return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots))
+        return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots, gather=gather))
 
     def record(self, attachment: Attachment) -> AbstractContextManager[Timeline]:
         """``Attachment.record``, as a plain context manager."""
@@ -98,6 +102,10 @@ class SyncHostWeights:
     def unload(self, model: LoadedModel) -> None:
         """``HostWeights.unload``."""
         self._portal.call(self._host.unload, model)
+
+    def leases(self) -> tuple[LeaseInfo, ...]:
+        """``HostWeights.leases``."""
+        return self._portal.call(self._host.leases)
 
     def memory(self) -> Memory:
         """``HostWeights.memory``."""

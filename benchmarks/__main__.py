@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.results_format import KEEPER, Results
 
-SUITES = ("actors", "loader", "memory", "packed", "store", "stream_gpu", "stream_flux")
+SUITES = ("actors", "allgather", "loader", "memory", "packed", "store", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
 STORE_PEERS = ("safetensors", "blake3", "fastsafetensors", "instanttensor", "runai-model-streamer", "tensorizer")
 PEERS = (

@@ -23,7 +23,7 @@ from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
 from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block
 from .timeline import Timeline
-from .transfer import Transfer, open_transfer, settle
+from .transfer import Transfer, Way, settle
 from .tuner import WARM_FORWARDS, Tuner
 
 _LOG = logging.getLogger("hostweights")
@@ -47,10 +47,12 @@ class RingDriver:
         slots: int,
         slot_bytes: int,
         registration: RegistrationPolicy,
+        way: Way,
         depth: str,
         tuner: Tuner | None = None,
     ) -> None:
         self._device = device
+        self._way = way
         self._slot_bytes = slot_bytes
         self._tuner = tuner
         self._depth = depth
@@ -346,7 +348,7 @@ class RingDriver:
 
     def _open_transfer(self, backing: HostBacking) -> Transfer:
         with torch.inference_mode(mode=False):
-            return open_transfer(backing, self._device, self._copies, self._registration)
+            return self._way.open(backing, self._device, self._copies, self._registration)
 
     def _arranged(self, backing: HostBacking) -> tuple[list[BlockPlan], list[Sequence[torch.Tensor]]]:
         """The backing's plans and host tensors in the order of the bindings' parameters."""
@@ -408,6 +410,8 @@ class RingDriver:
                     self._ring.forget(use.slot)
                     self._ring.forget_idle()  # fetched under the same circumstances
                     self._transfer.forget()
+            if isinstance(exc, HostWeightsError) and exc.code in (Code.GROUP_BROKEN, Code.GROUP_MISMATCH):
+                raise HostWeightsError(exc.failure) from exc  # the next forward would fare no better
             raise copy_failed(binding.path, exc) from exc
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
-from ..messages.plan import TENSOR_ALIGNMENT_BYTES
 from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .component import Component, components
@@ -20,9 +19,11 @@ from .depth import LEAST_SLOTS, MOST_AUTOMATIC_SLOTS
 from .discovery import BlockMap, discover
 from .driver import RingDriver
 from .hooks import BlockHook, ComponentHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
-from .layout import capacity_bytes, round_up
+from .layout import capacity_bytes
 from .resident import Resident
+from .sharded import refuse_sharded
 from .timeline import Timeline
+from .transfer import RankLocal, Way
 from .tuner import Tuner
 
 _LOG = logging.getLogger("hostweights")
@@ -44,7 +45,7 @@ class RingSizes:
 
 
 def _ring_sizes(
-    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int
+    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int, way: Way
 ) -> RingSizes:
     """A slot holds the largest block in any layout: an artifact's extent also holds the block's buffers."""
     needs = [
@@ -55,7 +56,7 @@ def _ring_sizes(
         paths=tuple(binding.path for binding in bindings),
         slots=min(slots, len(bindings)),
         block_bytes=sum(plan.size_bytes for plan in backing.blocks),
-        slot_bytes=round_up(max(needs), TENSOR_ALIGNMENT_BYTES),
+        slot_bytes=way.slot_bytes(max(needs)),
         direct=all(backing.extent(block) is not None for block in range(len(bindings))),
     )
 
@@ -103,13 +104,15 @@ class Streamer:
         budget: Budget | None = None,
         registration: RegistrationPolicy | None = None,
         on_demand: Sequence[str] = (),
+        way: Way = RankLocal(),  # noqa: B008  holds nothing
     ) -> "Streamer":
         """Stream ``module``'s blocks from ``backing`` through ``slots`` slots of ``device``.
 
         ``blocks`` is a discovery or declared paths. Parameters that ``backing`` does not hold, buffers and everything
         outside the blocks move to the device. Streamed parameters are frozen and show the backing's parked tensors
         between uses. Device memory taken, at every moment: the resident part and the slots. Fewer slots are made when
-        there are fewer blocks. ``registration`` bounds what is registered with the device's driver.
+        there are fewer blocks. ``registration`` bounds what is registered with the device's driver. ``way`` says
+        whether blocks come rank by rank or are gathered; gathering makes this call one that all ranks make together.
 
         ``slots`` None begins with two; after the first forwards were measured, between two forwards, more are added if
         they shorten a forward and all slots fit ``slot_limit_bytes``. What was decided is in ``stats().depth``.
@@ -122,6 +125,7 @@ class Streamer:
         detach), blocks_not_found, coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
         """
         refuse_gone(module)
+        refuse_sharded(module)
         asked, slots = slots, MIN_SLOTS if slots is None else slots
         _refuse_below(slots, MIN_SLOTS, f"a ring of {slots!r} slots cannot overlap; {MIN_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
@@ -129,9 +133,13 @@ class Streamer:
         _refuse_twice(module, modules)
         _check_blocks([block.path for block in found.blocks], backing)
         bindings = _bindings(module, found, backing)
-        sizes = replace(_ring_sizes(modules, bindings, backing, slots), kept=found.kept, on_demand=tuple(on_demand))
-        tuner = _tuner(sizes, slot_limit_bytes) if asked is None else None
-        depth = f"{sizes.slots} slots: {_why(asked, sizes, tuner)}"
+        sizes = replace(
+            _ring_sizes(modules, bindings, backing, slots, way), kept=found.kept, on_demand=tuple(on_demand)
+        )
+        # Ranks would measure differently, and must gather the same blocks in the same order.
+        alone = isinstance(way, RankLocal)
+        tuner = _tuner(sizes, slot_limit_bytes) if asked is None and alone else None
+        depth = f"{sizes.slots} slots: {_why(asked, sizes, tuner, alone)}"
         with (
             torch.inference_mode(mode=False),
             ExitStack() as rest,
@@ -157,6 +165,7 @@ class Streamer:
                 slots=sizes.slots,
                 slot_bytes=sizes.slot_bytes,
                 registration=policy,
+                way=way,
                 depth=depth,
                 tuner=tuner,
             )
@@ -294,12 +303,14 @@ def _tuner(sizes: RingSizes, slot_limit_bytes: int | None) -> Tuner | None:
     return Tuner(most) if most > sizes.slots else None
 
 
-def _why(asked: int | None, sizes: RingSizes, tuner: Tuner | None) -> str:
+def _why(asked: int | None, sizes: RingSizes, tuner: Tuner | None, alone: bool) -> str:
     if asked is not None:
         return "as asked" if sizes.slots == asked else "there are no more blocks"
     if tuner is not None:
         return "not measured yet"
-    return "there are no more blocks" if sizes.slots == len(sizes.paths) else "memory allows no more"
+    if sizes.slots == len(sizes.paths):
+        return "there are no more blocks"
+    return "memory allows no more" if alone else "ranks that gather keep the same number"
 
 
 def _refuse_twice(module: nn.Module, modules: Sequence[nn.Module]) -> None:

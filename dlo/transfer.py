@@ -5,9 +5,11 @@ from typing import Protocol
 
 import torch
 
+from ..messages.plan import TENSOR_ALIGNMENT_BYTES
 from ..messages.transport import RegistrationInfo, RegistrationPolicy
 from .chunks import HostRange
 from .contract import Device, Event, HostBacking, HostMemory, Stream
+from .layout import round_up
 from .packed.contract import UnpackingBacking
 from .registration import BlockState, Registration
 
@@ -54,6 +56,18 @@ class Transfer(Protocol):
 
         Raises HostWeightsError(unregister_failed) when the device may still read the backing's memory.
         """
+        ...
+
+
+class Way(Protocol):
+    """How the blocks of a model travel: alone, or together with other ranks. One for each attached model."""
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """The bytes that a slot needs for a block of this size."""
+        ...
+
+    def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """Make the transfer out of a backing; the first, or one that takes over from the last one opened."""
         ...
 
 
@@ -279,6 +293,18 @@ def open_transfer(backing: HostBacking, device: Device, copies: Stream, policy: 
     if memory is None:
         return DirectTransfer(backing, copies)
     return RegisteredTransfer(backing, device, copies, memory, _registration(backing, memory, policy))
+
+
+class RankLocal:
+    """Each process brings whole blocks by itself. Implements ``Way``."""
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """Whole alignments."""
+        return round_up(size_bytes, TENSOR_ALIGNMENT_BYTES)
+
+    def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """By what the backing and the device allow."""
+        return open_transfer(backing, device, copies, policy)
 
 
 def _registration(backing: HostBacking, memory: HostMemory, policy: RegistrationPolicy) -> Registration:

@@ -7,6 +7,7 @@ from .config import CapacityPolicy, Config, Mode, PackingPolicy, ProductionPolic
 from .failure import Code, Failure, HostWeightsError, Stage
 from .journal import JournalPolicy
 from .registry import AnyMessage
+from .topology import Topology, plan_topology
 
 __all__ = [
     "AnyMessage",
@@ -21,6 +22,8 @@ __all__ = [
     "ProductionPolicy",
     "RuntimePolicy",
     "Stage",
+    "Topology",
     "Validation",
     "WaitPolicy",
+    "plan_topology",
 ]

@@ -82,6 +82,8 @@ class Code(StrEnum):
     UNREGISTER_FAILED = "unregister_failed"
     SLOTS_EXHAUSTED = "slots_exhausted"
     COPY_FAILED = "copy_failed"
+    GROUP_BROKEN = "group_broken"
+    GROUP_MISMATCH = "group_mismatch"
     UNSUPPORTED = "unsupported"
 
     CANCELLED = "cancelled"

@@ -41,6 +41,20 @@ class RegistrationPolicy(Record, frozen=True, kw_only=True):
     deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
 
 
+class GatherPolicy(Record, frozen=True, kw_only=True):
+    """Which ranks bring a model's blocks together, each a part of every block, by AllGather.
+
+    ``ranks`` are global ranks, in the same order on all; one rank alone gathers nothing. ``join_s`` is how long a rank
+    waits for the others to attach, ``deadline_s`` how far it may be behind them afterwards. With ``choose`` the ranks
+    measure whether whole blocks, copied by each rank alone, come sooner, and go by that.
+    """
+
+    ranks: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
+    join_s: Annotated[float, Meta(gt=0.0)] = 300.0
+    choose: bool = False
+
+
 class RegistrationInfo(Record, frozen=True, kw_only=True):
     """How far registration is.
 
@@ -119,6 +133,7 @@ class AttachmentInfo(Record, frozen=True, kw_only=True):
     slot_bytes: SizeBytes
     kept: tuple[Name, ...] = ()
     on_demand: tuple[Name, ...] = ()
+    ranks: Count = 1
 
 
 # --- requests and replies -------------------------------------------------------------------------------------------
@@ -130,7 +145,8 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     After an error or a cancel the model is as it was. Blocks come from the model's lease if it has one, else from its
     private tensors. The first ``resident`` blocks stay on the device and are not streamed; parts at the paths of
     ``on_demand`` are there only while their forward runs. ``slots`` None begins with two and adds more when the first
-    forwards show that this pays, as far as ``slot_limit_bytes`` of device memory for all slots allow.
+    forwards show that this pays, as far as ``slot_limit_bytes`` of device memory for all slots allow. With ``gather``
+    every rank of the group attaches the same model, and none ends before all have or one failed.
     """
 
     attachment_id: Id
@@ -142,6 +158,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     registration: RegistrationPolicy = RegistrationPolicy()
     on_demand: tuple[Name, ...] = ()
     slot_limit_bytes: SizeBytes | None = None
+    gather: GatherPolicy | None = None
 
 
 class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):

@@ -12,6 +12,7 @@ from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
 from ...dlo.packed.backing import PackedBacking
+from ...dlo.sharded import refuse_sharded
 from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
@@ -41,6 +42,7 @@ from ...messages.transport import (
 from ..resources import AttachmentEntry, Resources
 from .faults import answered
 from .packed import open_packed
+from .ways import open_way
 
 
 class LocalDevices:
@@ -62,6 +64,7 @@ class LocalDevices:
             refuse_gone(prepared.module)
             if entry.lease_id is not None:
                 entry.require_untouched("streaming it")
+            refuse_sharded(prepared.module)
             packed = KeptPacked(prepared.module.parameters())
             undo.callback(packed.undo)
             device = open_device(request.device)
@@ -70,6 +73,8 @@ class LocalDevices:
             backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
             undo.callback(backing.close)
             packed.unpack_others(_streamed(prepared.module, backing))
+            way, leave = open_way(request, self._resources, budget)
+            undo.callback(leave)
             streamer = Streamer.attach(
                 prepared.module,
                 blocks,
@@ -80,6 +85,7 @@ class LocalDevices:
                 budget=budget,
                 registration=request.registration,
                 on_demand=request.on_demand,
+                way=way,
             )
             undo.pop_all()
         sizes = streamer.sizes
@@ -95,9 +101,10 @@ class LocalDevices:
             slot_bytes=sizes.slot_bytes,
             kept=sizes.kept,
             on_demand=sizes.on_demand,
+            ranks=1 if request.gather is None else len(request.gather.ranks),
         )
         self._resources.attachments.put(
-            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks)
+            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks, leave)
         )
         return Attached(info=info)
 
@@ -111,6 +118,7 @@ class LocalDevices:
             if entry is not None:
                 stack.enter_context(entry.need_gate().exclusive(PlainBudget()))
             attachment.streamer.detach(terminal=effect.terminal)
+        attachment.leave()
         attachment.device.close()
         self._resources.attachments.pop(effect.attachment_id)
         return Detached(attachment_id=effect.attachment_id, known=True)

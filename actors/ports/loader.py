@@ -84,6 +84,8 @@ class LocalLoader:
         lease = self._resources.leases.get(effect.lease_id).lease
         found, prepared.found = prepared.found, None
         entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
+        if entry.agreement is not None:
+            entry.agreement.hit()
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
 
     def commit_restore(self, effect: CommitRestore) -> Restored:
@@ -100,6 +102,8 @@ class LocalLoader:
     def load_canonical(self, effect: LoadCanonical, budget: Budget) -> CanonicalLoaded:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
         entry = self._resources.models.get(effect.model_id)
+        if entry.agreement is not None:
+            entry.agreement.miss()
         if effect.fresh:
             entry.prepared = None
         prepared = entry.prepared or _prepare(entry)

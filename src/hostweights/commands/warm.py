@@ -47,13 +47,16 @@ def warm(
     packing: Annotated[
         str, typer.Option(help="on: bf16 blocks packed without loss; auto: for models that are mostly bf16; off.")
     ] = "off",
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Publish on every node of the Ray cluster that RAY_ADDRESS names.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON array.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
     """Publish a checkpoint without a serving model, in bounded memory.
 
     Nothing is done for an artifact that is there. Exit code 0 when every artifact is ready, 2 on bad input or a
-    failure, 130 when interrupted; then nothing half-made is left.
+    failure, 130 when interrupted; then nothing half-made is left. With --ray the exit code is 2 if any node failed.
 
     Example: hostweights warm ./FLUX.2-klein-4B --root /var/lib/hostweights --component transformer
     """
@@ -64,6 +67,8 @@ def warm(
 
     errors = Console(stderr=True)
     try:
+        if ray:
+            _everywhere(errors)
         config = _config(root, packing)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
@@ -77,6 +82,23 @@ def warm(
         typer.echo(msgspec.json.encode(results).decode())
     else:
         _show(Console(), results)
+
+
+def _everywhere(errors: "Console") -> None:
+    """The same command line on every node; ends the command. Prints one JSON object a node."""
+    import sys
+
+    import msgspec
+
+    from hostweights.commands.cluster import warm_cluster
+
+    words = [word for word in sys.argv[1:] if word not in {"--ray", "--json"}]
+    results = warm_cluster(
+        [*words, "--json"], lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True)
+    )
+    for result in results:
+        typer.echo(msgspec.json.encode(result).decode())
+    raise typer.Exit(2 if any(result.failure is not None for result in results) else 0)
 
 
 def _config(root: Path, packing: str) -> "Config":
