@@ -285,8 +285,8 @@ def extents_of(backing: HostBacking) -> list[torch.Tensor]:
 
 def open_transfer(backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
     """Direct if every block of the backing is one extent, else staged; direct by registration where that matters."""
-    if isinstance(backing, UnpackingBacking):
-        return backing.open_transfer(open_transfer, device, copies, policy)
+    if isinstance(backing, UnpackingBacking) and backing.on_device:
+        return backing.open_transfer(open_transfer, device, copies, policy, RankLocal().slot_bytes)
     if any(backing.extent(block) is None for block in range(len(backing.blocks))):
         return StagedTransfer(backing, device, copies)
     memory = device.host_memory()

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from ...messages.failure import Code, Stage, error
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, HostBacking, Stream
+from ..packed.contract import UnpackingBacking
 from ..transfer import RankLocal, Transfer, open_transfer
 from .choosing import ChoosingTransfer
 from .collective import Collective, open_collective
@@ -54,9 +55,23 @@ class Gathering:
 
         Raises HostWeightsError: group_mismatch, group_broken, or unsupported where blocks would lie otherwise.
         """
-        ranks = self._ranks
-        if ranks.size == 1:
+        if self._ranks.size == 1:
             return open_transfer(backing, device, copies, policy)
+        if isinstance(backing, UnpackingBacking) and backing.on_device:
+            return backing.open_transfer(self._open_parts, device, copies, policy, self.slot_bytes)
+        return self._open_parts(backing, device, copies, policy)
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+        self._ranks.close()
+        if self._gathers is not None:
+            self._gathers.close()
+        if self._collective is not None:
+            self._collective.close()
+
+    def _open_parts(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """Of a packed block, parts of the packed bytes: they are gathered first and unpacked then."""
+        ranks = self._ranks
         if self._session is None:
             self._meet(backing, device)
         else:
@@ -77,14 +92,6 @@ class Gathering:
         except BaseException:
             parts.close()
             raise
-
-    def close(self) -> None:
-        """Leave the group. Idempotent."""
-        self._ranks.close()
-        if self._gathers is not None:
-            self._gathers.close()
-        if self._collective is not None:
-            self._collective.close()
 
     def _meet(self, backing: HostBacking, device: Device) -> None:
         if self._gathers is not None:

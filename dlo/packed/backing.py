@@ -9,9 +9,9 @@ import torch
 from ...messages.plan import BlockPlan
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, Stream
-from ..transfer import StagedTransfer, Transfer
-from .contract import OpenTransfer
-from .decoders import Unpack, open_decoder
+from ..transfer import Transfer
+from .contract import OpenTransfer, Room
+from .decoders import Decoder, Unpack, open_decoder
 from .plan import PLAIN, PackedBlock, PackedTensor
 from .stand_ins import stand_ins
 from .transfer import PackedTransfer
@@ -111,14 +111,21 @@ class PackedBacking:
             for tensor, stored in zip(packed.tensors, packed.stored, strict=True)
         }
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the device unpacks."""
+        return not self._staged
+
     def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy
+        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy, room: Room
     ) -> Transfer:
-        """Copy packed bytes and unpack on the device, or unpack into staging."""
-        if self._staged:
-            return StagedTransfer(self, device, copies)
+        """Copy packed bytes, then unpack on the device."""
         inner = plain(self.extents, device, copies, policy)
-        return PackedTransfer(inner, device, self._packed, lambda: open_decoder(device, self._packed, self._unpack))
+
+        def decoder() -> Decoder:
+            return open_decoder(device, self._packed, self._unpack)
+
+        return PackedTransfer(inner, device, self._packed, decoder, room)
 
     def close(self) -> None:
         """Drop every view, then let the lease go. Idempotent."""

@@ -11,6 +11,7 @@ from ..contract import Device, HostBacking, Stream
 if TYPE_CHECKING:
     from ..transfer import Transfer
 
+Room = Callable[[int], int]
 OpenTransfer = Callable[[HostBacking, Device, Stream, RegistrationPolicy], "Transfer"]
 
 
@@ -21,10 +22,18 @@ class UnpackingBacking(Protocol):
     So such a parameter that is read outside its block's forward is wrong loudly, and costs no memory.
     """
 
+    @property
+    def on_device(self) -> bool:
+        """Whether packed bytes travel; else the host unpacks, and a block travels like any scattered one."""
+        ...
+
     def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy
+        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy, room: Room
     ) -> "Transfer":
-        """A transfer of this backing; ``plain`` opens the one that moves packed bytes."""
+        """A transfer of this backing, which is ``on_device``.
+
+        ``plain`` opens the one that moves packed bytes, into memory of ``room`` bytes for a block of so many.
+        """
         ...
 
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:

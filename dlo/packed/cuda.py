@@ -22,6 +22,8 @@ KERNEL: Final = "hostweights_unpack"
 THREADS: Final = 256
 WIDE_BLOCKS_PER_SM: Final = 5
 """As many as fit with 48 registers a thread."""
+WIDE_BLOCKS: int | None = None
+"""For measurements; None fills the device."""
 NARROW_BLOCKS = 24
 """Enough to unpack a block of 400 MB within 2 ms, and few beside the 132 SMs of an H200."""
 
@@ -107,7 +109,7 @@ class CudaDecoder:
         """Launch the kernel; refuses, before the launch, whatever would reach outside ``packed`` or ``slot``."""
         check_bounds(self._blocks[block], packed.numel(), slot.numel())
         chunks = self._chunks[block]
-        grid = min(chunks, NARROW_BLOCKS if narrow else self._wide)
+        grid = min(chunks, NARROW_BLOCKS if narrow else WIDE_BLOCKS or self._wide)
         table = self._table.data_ptr() + self._starts[block]
         count = len(self._blocks[block].tensors)
         arguments = (packed.data_ptr(), slot.data_ptr(), table, count, chunks)

@@ -11,11 +11,10 @@ from typing import Final
 
 import torch
 
-from ...messages.plan import TENSOR_ALIGNMENT_BYTES
 from ...messages.transport import PackingInfo, RegistrationInfo
 from ..contract import Device, Event
-from ..layout import round_up
 from ..transfer import Marker, Transfer, settle
+from .contract import Room
 from .decoders import Decoder
 from .pace import Pace
 from .plan import PackedBlock
@@ -47,7 +46,12 @@ class PackedTransfer:
     """Implements ``transfer.Transfer`` over one that moves the packed bytes."""
 
     def __init__(
-        self, inner: Transfer, device: Device, blocks: Sequence[PackedBlock], decoder: Callable[[], Decoder]
+        self,
+        inner: Transfer,
+        device: Device,
+        blocks: Sequence[PackedBlock],
+        decoder: Callable[[], Decoder],
+        room: Room,
     ) -> None:
         """Takes over ``inner``, also when it raises: no device memory, or no decoder."""
         self._inner = inner
@@ -57,7 +61,7 @@ class PackedTransfer:
         self._trips: deque[_Trip] = deque()
         self._copied_bytes = 0
         try:
-            largest = round_up(max(block.packed_bytes for block in blocks), TENSOR_ALIGNMENT_BYTES)
+            largest = max(room(block.packed_bytes) for block in blocks)
             count = min(STAGING_SLOTS, len(blocks))
             self._staging = [_Staging(device.allocate(largest)) for _ in range(count)]
             self._decoder = decoder()
