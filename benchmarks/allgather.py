@@ -19,7 +19,7 @@ from torch import nn
 
 from benchmarks.results_format import Goal, Results
 from benchmarks.stream_model import Shape, Transformer, write_checkpoint
-from hostweights import Config, Mode, ProductionPolicy, open_sync
+from hostweights import Config, Mode, PackingPolicy, ProductionPolicy, open_sync
 
 Row = dict[str, object]
 
@@ -28,6 +28,7 @@ SMALL = (Shape(blocks=4, hidden=256, head=64), (16, 32, 64))
 CPU_RANKS = 4
 DEADLINE_S = 5.0
 STREAMED = ("rank-local", "allgather", "auto")
+PACKED = ("packed, rank-local", "packed, allgather")
 
 
 def run() -> Results:
@@ -55,9 +56,10 @@ class Suite:
         """Write the checkpoint and publish it."""
         device = "cuda:0" if self.kind == "cuda" else "cpu"
         size_bytes = write_checkpoint(self.factory, self.checkpoint, device)
-        policy = ProductionPolicy(build_before_load=True)
-        with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED, production=policy)) as host:
-            host.unload(host.load(self.factory, self.checkpoint))
+        for packing in (PackingPolicy.OFF, PackingPolicy.ON):
+            policy = ProductionPolicy(build_before_load=True, packing=packing)
+            with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED, production=policy)) as host:
+                host.unload(host.load(self.factory, self.checkpoint))
         self._keep({"method": "published", "bytes": size_bytes, "ranks": self.ranks, "device": self.kind})
 
     def run_ranks(self) -> None:
@@ -97,6 +99,10 @@ class Suite:
             copies = pss / (self.shape.blocks * self.shape.block_bytes)
             met = 0.0 < copies <= 1.02
             goals.append(Goal(id=f"host copies: {step}", goal="<= 1.02", value=copies, met=met))
+        for step in PACKED:
+            equal = [bool(each["equal"]) for each in self._said(step)]
+            met = bool(equal) and all(equal)
+            goals.append(Goal(id=f"equal: {step}", goal="equal to the bit on all ranks", value=float(met), met=met))
         goals += self._kill_goals()
         return goals + (self._time_goals() if self.kind == "cuda" else [])
 
@@ -123,6 +129,8 @@ class Suite:
         faster = self._seconds("rank-local", fewest) / self._seconds("allgather", fewest)
         wanted = {2: 1.9, 4: 3.5}.get(self.ranks, 0.875 * self.ranks)
         goals.append(Goal(id=f"faster-{fewest}", goal=f">= {wanted} x rank-local", value=faster, met=faster >= wanted))
+        gain = self._seconds("allgather", fewest) / self._seconds("packed, allgather", fewest)
+        goals.append(Goal(id=f"packed-{fewest}", goal=">= 1.3 x plain allgather", value=gain, met=gain >= 1.3))
         return goals
 
     def _limit(self, tokens: int) -> float:

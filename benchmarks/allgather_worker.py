@@ -21,7 +21,16 @@ from torch import nn
 
 from benchmarks.stream_model import Shape, Transformer, sample
 from benchmarks.stream_timing import Timing, link_bytes_per_s, mapped_bytes, measure, settle
-from hostweights import Config, HostWeightsError, Mode, SyncHostWeights, WeightGroup, open_sync
+from hostweights import (
+    Config,
+    HostWeightsError,
+    Mode,
+    PackingPolicy,
+    ProductionPolicy,
+    SyncHostWeights,
+    WeightGroup,
+    open_sync,
+)
 from hostweights.dlo.gather import RankGroup
 from hostweights.dlo.gather.collective import open_collective
 from hostweights.dlo.gather.cut import Cut
@@ -107,6 +116,13 @@ class Rank:
                 equal=torch.equal(timing.output, expected),
             )
 
+    def packed(self) -> None:
+        """The same from the packed artifact: whole blocks, and gathered parts of packed bytes."""
+        policy = ProductionPolicy(packing=PackingPolicy.ON)
+        with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED, production=policy)) as host:
+            self.streamed(host, "packed, rank-local", None, 2)
+            self.streamed(host, "packed, allgather", self.group, 2)
+
     def killed(self, host: SyncHostWeights) -> None:
         """The last rank dies in the middle of a forward."""
         loaded = host.load(self.factory, self.checkpoint)
@@ -162,8 +178,10 @@ def main() -> None:
         rank.streamed(host, "rank-local", None, 1)
         rank.streamed(host, "allgather", rank.group, 1)
         rank.streamed(host, "auto", replace(rank.group, choose=True), WARM_CHOICE)
+        rank.packed()
         rank.killed(host)
     os._exit(0)  # the default group would wait for the rank that is gone
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """Packed blocks on a real GPU: the kernel, its bounds, and the public API, equal to the bit."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from gpu_support import RoughDevice, open_cuda_device
 from hostweights import HostWeights
 from hostweights.dlo.devices.cuda_stream import CudaStream
 from hostweights.dlo.packed.cuda import CudaDecoder
-from hostweights.hwr.packed.form import Form
+from hostweights.hwr.packed.codec import pack
+from hostweights.hwr.packed.form import Form, bits_of, exponent_counts
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.packed import Part
 from hostweights.messages.transport import Backing, BackingChoice
@@ -73,6 +75,18 @@ def test_C12_what_reaches_outside_is_refused_before_the_launch() -> None:
             decoder.unpack(0, aligned(extent.numel() // 2), aligned(slot_bytes), narrow=False)
     finally:
         device.close()
+
+
+def test_C12_the_gpu_counts_and_packs_the_same_bytes() -> None:
+    values = torch.cat([gaussian(20_000_000, 5), random_patterns(1_000_001, 6)])
+    bits = bits_of(values)
+    with ThreadPoolExecutor(2) as pool:
+        counts = exponent_counts(bits, pool, 2)
+        assert torch.equal(exponent_counts(bits.cuda(), pool, 2), counts)
+    for form in every_form(values):
+        packed = pack(bits.cuda(), form)
+        for part, wanted in pack(bits, form).items():
+            assert torch.equal(packed[part].cpu(), wanted), (form.width, part)
 
 
 @pytest.mark.asyncio
