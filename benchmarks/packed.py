@@ -8,13 +8,12 @@ step to packed-progress.json in $OUT.
 import gc
 import json
 import logging
-import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ from benchmarks.stream_model import Shape, Transformer, sample, write_checkpoint
 from benchmarks.stream_peers import Enable, enabled, peers
 from benchmarks.stream_timing import Timing, link_bytes_per_s, mapped_bytes, measure, settle
 from hostweights import Config, Mode, PackingPolicy, ProductionPolicy, open_sync, warm
-from hostweights.dlo.packed import pace
 from hostweights.messages.manifest import Manifest
 from hostweights.messages.transport import RingStats
 
@@ -40,11 +38,10 @@ Row = dict[str, object]
 TOKENS = (1024, 4096, 16384)
 SMALL = (Shape(blocks=4, hidden=256, head=64), (16, 32))
 PLAIN, PACKED = "plain", "packed"
-WIDE, NARROW = "packed, always as for copies", "packed, always as for compute"
-OURS = (PLAIN, PACKED, WIDE, NARROW)
+OURS = (PLAIN, PACKED)
 SLOW_PEERS = ("low memory", "no stream", "cpu_offload")
 """Peers that the suite ``stream_gpu`` shows three and more times behind the best one."""
-ROUNDS, WARM = 3, 2
+ROUNDS, WARM = 4, 2
 
 
 def run() -> Results:
@@ -74,16 +71,6 @@ def run() -> Results:
 def _free(path: Path) -> int:
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
-
-
-@contextmanager
-def _share(value: float) -> Iterator[None]:
-    """Fix the decision: slack of any size, or of none, is compute's sign."""
-    kept, pace.NARROW_SHARE = pace.NARROW_SHARE, value
-    try:
-        yield
-    finally:
-        pace.NARROW_SHARE = kept
 
 
 class Bench:
@@ -156,21 +143,19 @@ class Bench:
                 )
 
     def streamed(self, modules: dict[str, nn.Module]) -> None:
-        """Forwards in a row, in rounds of all variants by turns: a machine that slows down slows all of them."""
-        variants = {PLAIN: (PLAIN, None), PACKED: (PACKED, None), WIDE: (PACKED, math.inf), NARROW: (PACKED, -1.0)}
+        """Forwards in a row, in rounds of both by turns: a machine that slows down slows both."""
         for tokens in self.tokens:
             x = sample(self.shape, tokens, self.device)
-            found: dict[str, list[Timing]] = {name: [] for name in variants}
-            for name, (kind, share) in list(variants.items()) * ROUNDS:
-                with nullcontext() if share is None else _share(share):
-                    steps = 3 if tokens == max(self.tokens) else 6
-                    call = partial(modules[kind], x)
-                    found[name].append(measure(call, self.device, rounds=1, steps=steps, warm=WARM))
+            found: dict[str, list[Timing]] = {name: [] for name in OURS}
+            for name in OURS * ROUNDS:
+                steps = 3 if tokens == max(self.tokens) else 6
+                call = partial(modules[name], x)
+                found[name].append(measure(call, self.device, rounds=1, steps=steps, warm=WARM))
             for name, timings in found.items():
                 seconds = [timing.seconds for timing in timings]
                 middle = replace(timings[-1], seconds=statistics.median(seconds))
                 self._timed(name, tokens, middle, all=seconds)
-            self._row(step="decision", tokens=tokens, packing=str(self.rings[PACKED]().packing))
+            self._row(step="seen", tokens=tokens, packing=str(self.rings[PACKED]().packing))
 
     def peer(self, name: str, enable: Enable) -> None:
         """Another offloader; one that fails is reported as that."""

@@ -271,9 +271,8 @@ class RingDriver:
             if terminal:
                 binding.drop()
             elif unpacking is not None:
-                values = unpacking.restored(block)
-                binding.move_home(binding.adapt([values[name] for name in binding.names]))
                 binding.park()
+                unpacking.hand_back(block, dict(zip(binding.names, binding.parameters, strict=True)))
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}

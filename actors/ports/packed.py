@@ -11,6 +11,8 @@ from ...dlo.packed.plan import PLAIN, PackedTensor, packed_blocks
 from ...dlo.packed.stand_ins import stand_ins
 from ...hwr.contract import Lease, Producer, ProductionPlan
 from ...hwr.packed.codec import check_parts, escape_indices, unpack
+from ...hwr.packed.logical import unpacking
+from ...hwr.packed.pending import put_off
 from ...messages.budget import Budget
 from ...messages.manifest import PackedEntry
 from ...messages.packed import Part
@@ -26,8 +28,13 @@ def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) ->
     with ExitStack() as hold:
         hold.enter_context(lease.hold(holder))
         release: Callable[[], None] = hold.pop_all().close
+    entries = {entry.name: entry for entry in lease.manifest.packed}
+
+    def hand_back(parameter: torch.nn.Parameter, stored: str) -> None:
+        put_off(parameter, unpacking(entries[stored], lease.shared))
+
     try:
-        return PackedBacking(lease, packed, unpack_into, check, staged=staged, release=release)
+        return PackedBacking(lease, packed, unpack_into, check, hand_back, staged=staged, release=release)
     except BaseException:
         release()
         raise

@@ -36,6 +36,11 @@ class UnpackingBacking(Protocol):
         """
         ...
 
+    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Give parameters that show the block's parked tensors, by the plan's names, their values: at the latest when
+        somebody looks at them."""
+        ...
+
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:
         """The block's tensors by the plan's names, unpacked into private host memory."""
         ...

@@ -126,6 +126,16 @@ def put_pending(group: Sequence[Place], stand_in: torch.Tensor, unpack: Unpack) 
         place.put(made)
 
 
+def put_off(parameter: nn.Parameter, unpack: Unpack) -> None:
+    """Let a parameter, which shows a stand-in, wait for its values; one of another class than torch's gets them now."""
+    with _UNPACKING:
+        if type(parameter) is nn.Parameter and not parameter.requires_grad:
+            parameter.__class__ = PendingParameter
+            parameter.promised = unpack  # type: ignore[attr-defined]  # it is one now
+        else:
+            parameter.data = in_mode(unpack, inference=parameter.is_inference())
+
+
 class KeptPacked:
     """Pending parameters made ordinary ones over their stand-ins, for who shows other memory in them from here on."""
 

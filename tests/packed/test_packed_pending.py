@@ -117,7 +117,9 @@ def test_C12_a_model_that_streams_is_never_unpacked_whole(tmp_path: Path, monkey
         assert not unpacked
         assert all(type(p) is nn.Parameter for p in loaded.module.parameters())
         host.detach(attachment)
+        assert not unpacked
         assert torch.equal(forward(loaded.module), expected)
+        assert len(unpacked) == 6
 
 
 def count_unpacking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
