@@ -21,8 +21,9 @@ SOURCE: Final = Path(__file__).with_name("unpack.cu")
 KERNEL: Final = "hostweights_unpack"
 THREADS: Final = 256
 BLOCKS_PER_SM: Final = 5
-"""As many as fit with 48 registers a thread. Fewer, on part of the device, were slower on an H200 at every length of a
-forward: beside compute as well, which waits for the processors that are taken however few they are."""
+"""As many as the kernel is compiled for (__launch_bounds__). Fewer, on part of the device, were slower on an H200 at
+every length of a forward: beside compute as well, which waits for processors that are taken, however few they are."""
+
 _SMS: Final = 16
 _ALIGNMENT: Final = 256
 _FIELDS: Final = (

@@ -1,9 +1,9 @@
 // Unpacks one block's packed extent into its slot, as messages/packed.py lays the parts out.
 //
-// A thread block takes chunks of 16384 elements (or of 32768 bytes that are stored plain), each by itself: codes first,
-// then, behind a barrier, the chunk's escapes over them. Offsets were compared with both memories before the launch and
-// are multiples of 256. What is read from the extent itself (table, escapes) is bounded here: no value of it can move a
-// write out of its chunk.
+// A thread block takes chunks of 16384 elements (or of 32768 bytes that are stored plain), each by itself. A chunk's
+// escapes are put into shared memory first, and taken from there while the codes are unpacked, so that every element is
+// written once. Offsets were compared with both memories before the launch and are multiples of 256. What is read from
+// the extent itself (table, escapes) is bounded here: no value of it can move a write out of its chunk.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -28,6 +28,13 @@ struct Tensor {
     u64 starts;
     u64 positions;
     u64 exponents;
+};
+
+// The escapes of one chunk, if it has any: a byte of marks for each vector, and the exponents of the elements that are
+// marked. Whoever takes a vector clears its marks, so that they are all clear before the next chunk's are set.
+struct Escapes {
+    u32 marks[CHUNK / 32];
+    u32 exponents[CHUNK / 4];
 };
 
 struct Loaded {
@@ -72,11 +79,26 @@ __device__ inline Loaded load(const u8* mixed, const u8* codes, const u8* high, 
     return found;
 }
 
+// All ones in each byte whose bit of the lowest four is set.
+__device__ inline u32 spread_marks(u32 marks) { return (((marks & 0xFu) * 0x00204081u) & 0x01010101u) * 0xFFu; }
+
+// Puts the escaped ones among the exponents of a vector in their place.
+__device__ inline void take_escapes(Escapes& escapes, u32 vector, u32& lower, u32& upper) {
+    u8& marked = reinterpret_cast<u8*>(escapes.marks)[vector];
+    const u32 marks = marked;
+    if (marks == 0) return;
+    marked = 0;
+    const u32 low = spread_marks(marks), high = spread_marks(marks >> 4);
+    lower = (lower & ~low) | (escapes.exponents[2 * vector] & low);
+    upper = (upper & ~high) | (escapes.exponents[2 * vector + 1] & high);
+}
+
 template <int WIDTH>
-__device__ inline uint4 unpack_vector(const uint4& table, const Loaded& from) {
+__device__ inline uint4 unpack_vector(const uint4& table, const Loaded& from, Escapes* escapes, u32 vector) {
     u32 nibbles = from.codes;
     if (WIDTH == 3) nibbles = spread_pairs(from.codes & 0xFFFFu) | (spread_bits(from.codes >> 16) << 2);
-    const u32 lower = exponents_of<WIDTH>(table, nibbles & 0xFFFFu), upper = exponents_of<WIDTH>(table, nibbles >> 16);
+    u32 lower = exponents_of<WIDTH>(table, nibbles & 0xFFFFu), upper = exponents_of<WIDTH>(table, nibbles >> 16);
+    if (escapes) take_escapes(*escapes, vector, lower, upper);
     uint4 made;
     made.x = join(__byte_perm(from.mixed.x, lower, 0x5140u));
     made.y = join(__byte_perm(from.mixed.x, lower, 0x7362u));
@@ -90,8 +112,8 @@ __device__ inline u16 element(u32 mixed, u32 exponent) {
 }
 
 template <int WIDTH>
-__device__ inline void unpack_codes(const u8* mixed, const u8* codes, const u8* high, const uint4& table, u16* out,
-                                    u32 elements) {
+__device__ inline void unpack_codes(const u8* mixed, const u8* codes, const u8* high, const uint4& table,
+                                    Escapes* escapes, u16* out, u32 elements) {
     const u32 vectors = elements / VECTOR, step = blockDim.x;
     uint4* target = reinterpret_cast<uint4*>(out);
     for (u32 first = threadIdx.x; first < vectors; first += UNROLL * step) {
@@ -101,47 +123,35 @@ __device__ inline void unpack_codes(const u8* mixed, const u8* codes, const u8* 
             if (first + i * step < vectors) loaded[i] = load<WIDTH>(mixed, codes, high, first + i * step);
 #pragma unroll
         for (u32 i = 0; i < UNROLL; ++i)
-            if (first + i * step < vectors) target[first + i * step] = unpack_vector<WIDTH>(table, loaded[i]);
+            if (first + i * step < vectors)
+                target[first + i * step] = unpack_vector<WIDTH>(table, loaded[i], escapes, first + i * step);
     }
     const u32 words[4] = {table.x, table.y, table.z, table.w};
     for (u32 at = vectors * VECTOR + threadIdx.x; at < elements; at += step) {
         u32 code;
         if (WIDTH == 4) code = (codes[at / 2] >> (4 * (at % 2))) & 0xFu;
         else code = ((codes[at / 4] >> (2 * (at % 4))) & 0x3u) | (((high[at / 8] >> (at % 8)) & 0x1u) << 2);
-        out[at] = element(mixed[at], (words[code / 4] >> (8 * (code % 4))) & 0xFFu);
+        u32 exponent = (words[code / 4] >> (8 * (code % 4))) & 0xFFu;
+        if (escapes && (reinterpret_cast<const u8*>(escapes->marks)[at / VECTOR] >> (at % VECTOR)) & 1u)
+            exponent = reinterpret_cast<const u8*>(escapes->exponents)[at];
+        out[at] = element(mixed[at], exponent);
     }
 }
 
-// A thread's first escape of a chunk, read while the codes are still being unpacked; position CHUNK if it has none.
-struct Escape {
-    u64 at, end;
-    u32 position;
-    u32 exponent;
-};
-
-__device__ inline Escape first_escape(const u8* packed, const Tensor& tensor, u64 chunk) {
+// Marks the escapes of a chunk; those past its own elements are left out.
+__device__ inline void mark_escapes(Escapes& escapes, const u8* packed, const Tensor& tensor, u64 chunk, u32 elements) {
     const u32* starts = reinterpret_cast<const u32*>(packed + tensor.starts);
-    const u64 begin = starts[chunk], found = starts[chunk + 1];
-    Escape escape = {begin + threadIdx.x, found < tensor.escapes ? found : tensor.escapes, CHUNK, 0};
-    if (escape.at < escape.end) {
-        escape.position = reinterpret_cast<const u16*>(packed + tensor.positions)[escape.at];
-        escape.exponent = (packed + tensor.exponents)[escape.at];
-    }
-    return escape;
-}
-
-__device__ inline void put_escapes(const u8* packed, const Tensor& tensor, Escape escape, const u8* mixed, u16* out,
-                                   u32 elements) {
     const u16* positions = reinterpret_cast<const u16*>(packed + tensor.positions);
     const u8* exponents = packed + tensor.exponents;
-    while (escape.at < escape.end) {
-        if (escape.position < elements) out[escape.position] = element(mixed[escape.position], escape.exponent);
-        escape.at += blockDim.x;
-        if (escape.at < escape.end) {
-            escape.position = positions[escape.at];
-            escape.exponent = exponents[escape.at];
-        }
+    const u64 begin = starts[chunk], found = starts[chunk + 1], end = found < tensor.escapes ? found : tensor.escapes;
+    __syncthreads();  // until the marks of the chunk before have been taken
+    for (u64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
+        const u32 position = positions[at];
+        if (position >= elements) continue;
+        reinterpret_cast<u8*>(escapes.exponents)[position] = exponents[at];
+        atomicOr(&escapes.marks[position / 32], 1u << (position % 32));
     }
+    __syncthreads();
 }
 
 __device__ inline void copy_plain(const u8* source, u8* target, u32 size_bytes) {
@@ -151,7 +161,7 @@ __device__ inline void copy_plain(const u8* source, u8* target, u32 size_bytes) 
     for (u32 at = vectors * 16 + threadIdx.x; at < size_bytes; at += blockDim.x) target[at] = source[at];
 }
 
-__device__ inline void unpack_chunk(const u8* packed, u8* slot, const Tensor& tensor, u64 chunk) {
+__device__ inline void unpack_chunk(const u8* packed, u8* slot, const Tensor& tensor, u64 chunk, Escapes& shared) {
     const u64 first = chunk * CHUNK;
     const u8* mixed = packed + tensor.sign_mantissa + first;
     if (tensor.width == 0) {
@@ -162,26 +172,29 @@ __device__ inline void unpack_chunk(const u8* packed, u8* slot, const Tensor& te
     const u64 left = tensor.elements - first;
     const u32 elements = left < CHUNK ? u32(left) : CHUNK;
     u16* out = reinterpret_cast<u16*>(slot + tensor.target) + first;
-    Escape escape = {0, 0, CHUNK, 0};
-    if (tensor.escapes) escape = first_escape(packed, tensor, chunk);
+    Escapes* escapes = tensor.escapes ? &shared : nullptr;  // for all threads of the block alike
+    if (escapes) mark_escapes(*escapes, packed, tensor, chunk, elements);
     uint4 table = {0, 0, 0, 0};
     if (tensor.width == 4) {
         table = *reinterpret_cast<const uint4*>(packed + tensor.table);
-        unpack_codes<4>(mixed, packed + tensor.codes + first / 2, packed, table, out, elements);
+        unpack_codes<4>(mixed, packed + tensor.codes + first / 2, packed, table, escapes, out, elements);
     } else {
         const uint2 half = *reinterpret_cast<const uint2*>(packed + tensor.table);
         table.x = half.x;
         table.y = half.y;
-        unpack_codes<3>(mixed, packed + tensor.codes + first / 4, packed + tensor.codes_high + first / 8, table, out,
-                        elements);
+        unpack_codes<3>(mixed, packed + tensor.codes + first / 4, packed + tensor.codes_high + first / 8, table, escapes,
+                        out, elements);
     }
-    if (tensor.escapes == 0) return;  // for all threads of the block alike
-    __syncthreads();
-    put_escapes(packed, tensor, escape, mixed, out, elements);
+    if (escapes == nullptr || elements % VECTOR == 0) return;
+    __syncthreads();  // several threads looked at the marks behind the last whole vector
+    if (threadIdx.x == 0) reinterpret_cast<u8*>(escapes->marks)[elements / VECTOR] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(256) hostweights_unpack(const u8* packed, u8* slot, const Tensor* tensors,
-                                                                     u32 count, u64 chunks) {
+extern "C" __global__ void __launch_bounds__(256, 5)
+hostweights_unpack(const u8* packed, u8* slot, const Tensor* tensors, u32 count, u64 chunks) {
+    __shared__ Escapes escapes;
+    for (u32 at = threadIdx.x; at < CHUNK / 32; at += blockDim.x) escapes.marks[at] = 0;
+    __syncthreads();
     for (u64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         u32 low = 0, high = count;
         while (high - low > 1) {
@@ -189,6 +202,6 @@ extern "C" __global__ void __launch_bounds__(256) hostweights_unpack(const u8* p
             if (tensors[middle].first_chunk <= chunk) low = middle;
             else high = middle;
         }
-        unpack_chunk(packed, slot, tensors[low], chunk - tensors[low].first_chunk);
+        unpack_chunk(packed, slot, tensors[low], chunk - tensors[low].first_chunk, escapes);
     }
 }

@@ -26,7 +26,8 @@ SHIM = """
 #include <vector>
 #define __device__
 #define __global__
-#define __launch_bounds__(n)
+#define __shared__ static
+#define __launch_bounds__(...)
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct dim { unsigned x; };
@@ -35,6 +36,7 @@ static dim blockDim, gridDim;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
 template <typename T> static T __ldcs(const T* from) { return *from; }
+static void atomicOr(unsigned* at, unsigned bits) { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     unsigned char bytes[8];
     std::memcpy(bytes, &a, 4);
