@@ -1,6 +1,7 @@
 """Looking at a store and looking after it; blocking, for commands and scripts."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,12 +11,16 @@ from ..hwr.domain import RECORD_NAME
 from ..hwr.identity import why
 from ..hwr.lock_holders import process_name
 from ..hwr.memory import mapped_memory, processes_mapping
+from ..hwr.packed.logical import logical_tensors
 from ..hwr.store import LocalStore
 from ..hwr.upkeep import StoredGeneration
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
 from ..messages.config import WaitPolicy
+from ..messages.dtypes import ITEM_SIZE_BYTES
 from ..messages.failure import Code, HostWeightsError, Stage, error, printable
 from ..messages.identity import ArtifactIdentity
+from ..messages.manifest import Manifest
+from ..messages.packed import PART_MARK
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -67,6 +72,23 @@ class StoreState(Record, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
 
 
+class PackedContents(Record, frozen=True, kw_only=True):
+    """What of a generation is stored packed: so many tensors of ``plain_bytes``, in parts of ``packed_bytes``.
+
+    ``widths`` counts the tensors by the bits of their exponent codes; ``escapes`` are elements whose exponent has no
+    code.
+    """
+
+    codec: Name
+    codec_version: Count
+    tensors: Count
+    plain_bytes: SizeBytes
+    packed_bytes: SizeBytes
+    widths: dict[str, Count]
+    elements: Count
+    escapes: Count
+
+
 class Contents(Record, frozen=True, kw_only=True):
     """What one generation holds."""
 
@@ -78,6 +100,7 @@ class Contents(Record, frozen=True, kw_only=True):
     aliases: Count
     blocks: Count
     files: Count
+    packed: PackedContents | None = None
 
 
 class DifferingField(Record, frozen=True, kw_only=True):
@@ -221,11 +244,28 @@ class Upkeep:
             identity=manifest.identity,
             publication_id=found.ready.publication_id,
             content=manifest.content,
-            tensors=len(manifest.tensors),
+            tensors=len(logical_tensors(manifest)),
             aliases=len(manifest.aliases),
             blocks=len(manifest.blocks),
             files=len(manifest.files),
+            packed=_packed(manifest),
         )
+
+
+def _packed(manifest: Manifest) -> PackedContents | None:
+    if not manifest.packed:
+        return None
+    stored = manifest.identity.representation
+    return PackedContents(
+        codec=stored.codec,
+        codec_version=stored.codec_version,
+        tensors=len(manifest.packed),
+        plain_bytes=sum(entry.size_bytes for entry in manifest.packed),
+        packed_bytes=sum(entry.size_bytes for entry in manifest.tensors if entry.name.startswith(PART_MARK)),
+        widths={str(width): count for width, count in sorted(Counter(each.width for each in manifest.packed).items())},
+        elements=sum(entry.size_bytes // ITEM_SIZE_BYTES[entry.dtype] for entry in manifest.packed),
+        escapes=sum(entry.escapes for entry in manifest.packed),
+    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from hostweights.commands.store_list import state_of
 from hostweights.commands.store_output import AsJson, Root, opened, print_json, size
 
 if TYPE_CHECKING:
-    from hostweights.actors.upkeep import Contents, DifferingField
+    from hostweights.actors.upkeep import Contents, DifferingField, PackedContents
 
 
 def show(
@@ -57,8 +57,20 @@ def _show_contents(found: "tuple[Contents, ...]") -> None:
             f"  {size(entry.size_bytes)} in {each.files} files, {each.tensors} tensors, {each.aliases} aliases, "
             f"{each.blocks} blocks, content {each.content}"
         )
+        if each.packed is not None:
+            typer.echo(f"  {_packed(each.packed)}")
         if entry.condemned is not None:
             typer.echo(f"  condemned: {entry.condemned}")
         for holder in entry.holders:
             pss = "unknown PSS" if holder.pss_bytes is None else f"PSS {size(holder.pss_bytes)}"
             typer.echo(f"  mapped by process {holder.pid} {holder.name}: {pss}")
+
+
+def _packed(found: "PackedContents") -> str:
+    """How the packed tensors are stored, in one line."""
+    widths = ", ".join(f"{count} with {width}-bit codes" for width, count in found.widths.items())
+    return (
+        f"packed by {found.codec} {found.codec_version}: {found.tensors} tensors ({widths}), {size(found.plain_bytes)} "
+        f"in {size(found.packed_bytes)} ({found.plain_bytes / found.packed_bytes:.3f} to 1), "
+        f"{100 * found.escapes / found.elements:.3f} % of the elements escape"
+    )
