@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from benchmarks.packed_copies import copy_row
 from benchmarks.packed_kernel import kernel_rows
 from benchmarks.packed_models import real_models, real_row
 from benchmarks.results_format import Goal, Results
@@ -60,6 +61,8 @@ def run() -> Results:
         bench.resident()
         with bench.attached() as modules:
             bench.streamed(modules)
+        if device != "cpu":
+            bench.copies()
         for name, (enable, _) in peers().items() if device != "cpu" else ():
             if not any(slow in name for slow in SLOW_PEERS):
                 bench.peer(name, enable)
@@ -156,6 +159,14 @@ class Bench:
                 middle = replace(timings[-1], seconds=statistics.median(seconds))
                 self._timed(name, tokens, middle, all=seconds)
             self._row(step="seen", tokens=tokens, packing=str(self.rings[PACKED]().packing))
+
+    def copies(self) -> None:
+        """What the link gives for either artifact's pages."""
+        for name, directory in self._generations().items():
+            try:
+                self.add([copy_row(name, directory, self.device)])
+            except Exception as failure:  # noqa: BLE001 - explains other figures, and must not cost them
+                self._row(step="copies", method=name, failure=f"{type(failure).__name__}: {failure}")
 
     def peer(self, name: str, enable: Enable) -> None:
         """Another offloader; one that fails is reported as that."""
