@@ -10,7 +10,7 @@ from ..messages.config import Config
 from ..messages.failure import Code, Stage, error
 from ..messages.publisher import ListPublications, Publish
 from ..messages.resolver import Resolve
-from ..messages.store import Build, Leased, Leases, ListLeases, Lookup, ReadMemory, Release
+from ..messages.store import Build, Fetch, Leased, Leases, ListLeases, Lookup, ReadMemory, Release
 from ..messages.transport import (
     AnnounceForwards,
     Attach,
@@ -105,8 +105,8 @@ class Assembly:
             ActorSpec(
                 name=STORE,
                 create=partial(StoreActor, self._store_port),
-                accepts=(Lookup, Build, Release, ListLeases, ReadMemory),
-                concurrent=(Lookup, Build),
+                accepts=(Lookup, Fetch, Build, Release, ListLeases, ReadMemory),
+                concurrent=(Lookup, Fetch, Build),
                 undelivered=_take_back,
                 mailbox_limit=limit,
                 restart=RESTART,

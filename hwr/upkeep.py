@@ -1,16 +1,20 @@
 """Looking at a store's generations and removing them, never under a lease."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from ..messages.identity import ArtifactIdentity
 from . import catalog
 from .account import directory_bytes
 from .capacity import Ledger
 from .filesystem import files
+from .json_records import NewerSchema
 from .memory import processes_mapping
-from .store_files import Place, list_names, opened_directory, os_errors
+from .store_files import Damage, Place, list_names, opened_directory, os_errors
+from .validation import read_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,19 @@ def list_stored(artifacts: Place) -> list[StoredGeneration]:
             except (FileNotFoundError, NotADirectoryError):
                 continue
     return found
+
+
+def stored_identity(artifacts: Place, key: str) -> ArtifactIdentity | None:
+    """The identity that the newest readable generation of a key names, or None. Raises OSError."""
+    with suppress(FileNotFoundError, NotADirectoryError), opened_directory(artifacts.path / key, artifacts.fd) as keyed:
+        for name in catalog.list_generations(list_names(keyed)):
+            with (
+                suppress(FileNotFoundError, NotADirectoryError, Damage, NewerSchema),
+                opened_directory(keyed.path / name.name, keyed.fd) as place,
+                catalog.open_ready(place) as lock,
+            ):
+                return read_identity(place, lock.fd, key)
+    return None
 
 
 def remove(ledger: Ledger, artifacts: Place, key: str, generation: str, budget: Budget) -> int:

@@ -3,7 +3,7 @@
 Weights never travel: a message names a tensor by artifact, file and byte range, or a live object by its id.
 """
 
-from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
+from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RemotePolicy, RuntimePolicy, Validation, WaitPolicy
 from .failure import Code, Failure, HostWeightsError, Stage
 from .registry import AnyMessage
 
@@ -16,6 +16,7 @@ __all__ = [
     "HostWeightsError",
     "Mode",
     "ProductionPolicy",
+    "RemotePolicy",
     "RuntimePolicy",
     "Stage",
     "Validation",

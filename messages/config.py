@@ -63,6 +63,18 @@ class ProductionPolicy(Record, frozen=True, kw_only=True):
     adopt: bool = True
 
 
+class RemotePolicy(Record, frozen=True, kw_only=True):
+    """Where artifacts that the store lacks are looked for before they are made: any URL that fsspec can open.
+
+    The URL names a directory and holds no credentials: those belong into the environment or the configuration of fsspec
+    and of the package behind the URL's scheme. One request may take ``timeout_s``, and is made ``attempts`` times.
+    """
+
+    url: Annotated[str, Meta(min_length=1, max_length=4096)]
+    timeout_s: Annotated[float, Meta(gt=0.0)] = 30.0
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 5
+
+
 class RuntimePolicy(Record, frozen=True, kw_only=True):
     """Limits of the actor runtime."""
 
@@ -80,4 +92,5 @@ class Config(Record, frozen=True, kw_only=True):
     wait: WaitPolicy = WaitPolicy()
     capacity: CapacityPolicy = CapacityPolicy()
     production: ProductionPolicy = ProductionPolicy()
+    remote: RemotePolicy | None = None
     runtime: RuntimePolicy = RuntimePolicy()

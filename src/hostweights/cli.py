@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.pull import pull
+from hostweights.commands.push import push
 from hostweights.commands.replay import replay
 from hostweights.commands.warm import warm
 
@@ -66,6 +68,8 @@ def demo(
         raise typer.Exit(1)
 
 
+app.command()(pull)
+app.command()(push)
 app.command()(replay)
 app.command()(warm)
 

@@ -106,7 +106,7 @@ def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors
 
     budget = PlainBudget()
     results: list[Warmed] = []
-    with _cancelled_by_signals(budget.cancel), _bar(errors) as bar:
+    with cancelled_by_signals(budget.cancel), transfer_bar(errors) as bar:
         for each in found:
             for rank in range(tp_size):
                 show = partial(_show_step, bar, bar.add_task(each.name, total=None), each.name)
@@ -123,7 +123,8 @@ def _show_step(bar: "Progress", task: "TaskID", name: str, step: str, done: int,
     bar.update(task, description=f"{name}: {step}", completed=done, total=total)
 
 
-def _bar(errors: "Console") -> "Progress":
+def transfer_bar(errors: "Console") -> "Progress":
+    """A bar of bytes on standard error."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     return Progress(
@@ -132,7 +133,7 @@ def _bar(errors: "Console") -> "Progress":
 
 
 @contextmanager
-def _cancelled_by_signals(cancel: "Callable[[], None]") -> Iterator[None]:
+def cancelled_by_signals(cancel: "Callable[[], None]") -> Iterator[None]:
     """An interrupt ends the work between two chunks, with everything put away."""
     import signal
 
