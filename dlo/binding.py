@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import BlockPlan
@@ -16,7 +15,7 @@ class BlockBinding:
     Parameter objects keep their identity; only ``data`` changes, to views that exist already.
     """
 
-    def __init__(self, path: str, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, path: str, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
         self.path = path
         self._names = tuple(names)
         self._parameters = tuple(parameters)
@@ -26,8 +25,8 @@ class BlockBinding:
         self._seen = self._fingerprint()
 
     @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The streamed parameters."""
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The streamed parameters, or the parts of those that are made of other tensors."""
         return self._parameters
 
     @property
@@ -113,7 +112,7 @@ class BlockBinding:
         return prints + [_version(parameter) for parameter in self._parameters]
 
 
-def _version(parameter: nn.Parameter) -> int:
+def _version(parameter: torch.Tensor) -> int:
     """Rises with each in-place write and not when ``data`` is set; parameters made in inference mode have none."""
     try:
         return parameter._version  # noqa: SLF001 - documented with autograd, under this name only

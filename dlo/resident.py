@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ..messages.budget import Budget
+from .parts import parts_of
 
 
 class Resident:
@@ -16,9 +17,10 @@ class Resident:
     """
 
     def __init__(self, module: nn.Module, streamed: set[int]) -> None:
-        found = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in streamed}
+        leaves = (leaf for parameter in module.parameters() for _, leaf in parts_of("", parameter))
+        found = {id(leaf): leaf for leaf in leaves if id(leaf) not in streamed}
         self._parameters: list[torch.Tensor] = list(found.values())
-        self._buffers = list(module.buffers())
+        self._buffers = [leaf for buffer in module.buffers() for _, leaf in parts_of("", buffer)]
         self._homes: list[tuple[torch.Tensor, torch.Tensor]] = []  # moved parameters, and their host tensors
         self._moved_buffers: list[torch.Tensor] = []
 

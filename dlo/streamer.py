@@ -19,6 +19,7 @@ from .discovery import BlockMap, discover
 from .driver import RingDriver
 from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
 from .layout import capacity_bytes, round_up
+from .parts import find_part, show_device
 from .resident import Resident
 from .timeline import Timeline
 
@@ -123,6 +124,7 @@ class Streamer:
             streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
             resident = Resident(module, streamed)
             resident.move(device.torch_device, budget, rest)
+            show_device(list(module.parameters()), device.torch_device, rest)
             _freeze(modules, rest)
             for binding in bindings:
                 failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
@@ -271,7 +273,7 @@ def _bindings(module: nn.Module, blocks: BlockMap, backing: HostBacking) -> list
                 "build it from the same discovery",
                 block=block.path,
             )
-        bindings.append(BlockBinding(block.path, names, [module.get_parameter(name) for name in names]))
+        bindings.append(BlockBinding(block.path, names, [find_part(module, name) for name in names]))
     return bindings
 
 

@@ -11,6 +11,7 @@ from .module_tensors import Place
 from .ownership import ownership_of, tensor_groups
 from .records import ModelRecord, block_names
 from .restore import check_manifest
+from .subclasses import composites
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def _plan(module: nn.Module, record: ModelRecord, lease: Lease) -> list[_Swap]:
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed", "")
     groups = tensor_groups(module)
-    check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
+    check_manifest(ownership_of(groups, block_names(module, record), composites(module)), lease.manifest)
     return [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
 
 

@@ -1,6 +1,6 @@
 """The places in a module tree that hold tensors, and how a tensor is put into one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,31 @@ class Place:
         return table
 
 
+@dataclass(frozen=True, slots=True)
+class PartPlace(Place):
+    """A plain tensor inside a composite one: ``path`` are the attributes that lead to it from the module's tensor."""
+
+    path: tuple[str, ...]
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The part that is there now."""
+        found: torch.Tensor = getattr(self._owner(), self.path[-1])
+        return found
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Put another part there; what holds it shows its own device until it is put together anew."""
+        setattr(self._owner(), self.path[-1], tensor)
+
+    def _owner(self) -> torch.Tensor:
+        owner = self._table()[self.attribute]
+        for part in self.path[:-1]:
+            owner = getattr(owner, part)
+        if owner is None:
+            raise AttributeError(f"{self.name} is None")
+        return owner
+
+
 def places(root: nn.Module) -> Iterator[Place]:
     """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped."""
     for prefix, module in root.named_modules(remove_duplicate=False):
@@ -66,7 +91,7 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
             old.data = tensor
             continue
         if made is None:
-            made = _replacement(old, tensor, place.kind)
+            made = tensor if isinstance(place, PartPlace) else _replacement(old, tensor, place.kind)
         place.put(made)
 
 
@@ -78,7 +103,9 @@ def _replacement(old: torch.Tensor, tensor: torch.Tensor, kind: TensorKind) -> t
     return parameter
 
 
-def copy_attributes(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Give ``target`` the Python attributes that were set on ``source``."""
+def copy_attributes(source: torch.Tensor, target: torch.Tensor, but: Collection[str] = ()) -> None:
+    """Give ``target`` the Python attributes that were set on ``source``, but for those named."""
+    kept = set(but)
     for name, value in vars(source).items():
-        setattr(target, name, value)
+        if name not in kept:
+            setattr(target, name, value)

@@ -13,17 +13,17 @@ import torch
 from blake3 import blake3
 from torch import nn
 
+from ..messages.composites import CompositeEntry
 from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import TensorKind
-from .dtypes import contiguous_stride, dtype_tag
-from .module_tensors import Place, places
+from .dtypes import contiguous_stride, dtype_tag, is_dense
+from .module_tensors import PartPlace, Place
 from .records import ModelRecord, block_names
+from .subclasses import PLAIN, composites, stored_places
 
 ROLES: Final = {TensorKind.PARAMETER: "weight", TensorKind.BUFFER: "persistent_buffer"}
 """The role of a tensor, by its kind."""
-
-_PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,14 @@ class Ownership:
     """All tensors of a model: those outside blocks first, in module order, then block by block.
 
     ``aliases`` are (second name, stored name) pairs, sorted. A tensor that several blocks share, or a block and the
-    rest, belongs to no block. ``blocks`` are the names of the blocks that own a tensor, in execution order.
+    rest, belongs to no block. ``blocks`` are the names of the blocks that own a tensor, in execution order. A tensor of
+    a class that is taken apart stands in ``composites``, and its parts in ``tensors``, with the strides they have.
     """
 
     tensors: tuple[OwnedTensor, ...]
     aliases: tuple[tuple[str, str], ...]
     blocks: tuple[str, ...]
+    composites: tuple[CompositeEntry, ...] = ()
 
 
 def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
@@ -64,11 +66,13 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
     than strided and other devices; ownership_ambiguous for tensors that share part of their memory;
     dtype_unsupported; blocks_not_found.
     """
-    return ownership_of(tensor_groups(module), block_names(module, record))
+    return ownership_of(tensor_groups(module), block_names(module, record), composites(module))
 
 
-def ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]) -> Ownership:
-    """What ``collect_ownership`` gives, from the module's groups and the names of its blocks."""
+def ownership_of(
+    groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...], taken_apart: tuple[CompositeEntry, ...] = ()
+) -> Ownership:
+    """What ``collect_ownership`` gives, from the module's groups, the names of its blocks and its composites."""
     named = {name: index for index, name in enumerate(blocks)}
     homes = {stored: _common_block(group, named) for stored, group in groups.items()}
     owning = sorted({home for home in homes.values() if home is not None})
@@ -84,13 +88,25 @@ def ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...])
                 role=ROLES[group[0].kind],
                 shape=tuple(tensor.shape),
                 dtype=dtype_tag(tensor.dtype, stored),
-                stride=contiguous_stride(tensor.shape),
+                stride=_stored_stride(group[0]),
                 block=None if home is None else renumbered[home],
             )
         )
     owned.sort(key=lambda tensor: -1 if tensor.block is None else tensor.block)
     aliases = sorted((place.name, stored) for stored, group in groups.items() for place in group[1:])
-    return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning))
+    return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning), taken_apart)
+
+
+def _stored_stride(place: Place) -> tuple[int, ...]:
+    """C-contiguous, but for a part, whose class may count on the strides that it has."""
+    tensor = place.tensor
+    if not isinstance(place, PartPlace):
+        return contiguous_stride(tensor.shape)
+    stride = tuple(tensor.stride())
+    if tensor.numel() and not is_dense(tensor.shape, stride):
+        text = f"tensor {place.name} has strides {stride} over shape {tuple(tensor.shape)}, which are not one run of "
+        raise error(Stage.PLANNING, Code.UNSUPPORTED, text + "memory; make it contiguous", tensor=place.name)
+    return stride
 
 
 def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
@@ -101,7 +117,7 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
     groups: dict[str, list[Place]] = {}
     stored: dict[int, list[Place]] = {}
     """By storage, the first place of each of its tensors."""
-    for place in places(module):
+    for place in stored_places(module):
         if place.persistent:
             _check_supported(place)
         elif not _is_plain(place.tensor):
@@ -133,15 +149,16 @@ def _is_one(first: Place, second: Place) -> bool:
 
 
 def ownership_digest(ownership: Ownership) -> str:
-    """BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride) and the aliases, as canonical JSON."""
+    """BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride), aliases and composites, as canonical JSON."""
     tensors = sorted((t.name, t.kind, t.role, t.shape, t.dtype, t.stride) for t in ownership.tensors)
-    return blake3(msgspec.json.encode((tensors, ownership.aliases))).hexdigest()
+    rows = (tensors, ownership.aliases)  # the composites only where there are some: older digests stay what they were
+    return blake3(msgspec.json.encode((*rows, ownership.composites) if ownership.composites else rows)).hexdigest()
 
 
 def _check_supported(place: Place) -> None:
     tensor = place.tensor
     found: object | None = None
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN:
         found = f"a {type(tensor).__name__}"
     elif tensor.layout is not torch.strided:
         found = f"of layout {tensor.layout}"
@@ -208,7 +225,7 @@ def _ambiguous(first: str, second: str, text: str) -> HostWeightsError:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+    return type(tensor) in PLAIN and tensor.layout is torch.strided
 
 
 def _common_block(group: Sequence[Place], blocks: Mapping[str, int]) -> int | None:

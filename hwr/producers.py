@@ -25,8 +25,9 @@ from ..messages.plan import WeightPlan
 from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
+from .dtypes import contiguous_stride
 from .load import require_same_files
-from .ownership import ROLES, Ownership, ownership_digest, tensor_groups
+from .ownership import ROLES, OwnedTensor, Ownership, ownership_digest, tensor_groups
 from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
 
@@ -59,10 +60,14 @@ def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, 
 def production_plan(ownership: Ownership) -> ProductionPlan:
     """What a producer writes for these tensors."""
     specs = tuple(
-        TensorSpec(tensor.name, tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.block)
+        TensorSpec(tensor.name, tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.block, _stride(tensor))
         for tensor in ownership.tensors
     )
-    return ProductionPlan(specs, ownership.blocks, ownership.aliases)
+    return ProductionPlan(specs, ownership.blocks, ownership.aliases, ownership.composites)
+
+
+def _stride(tensor: OwnedTensor) -> tuple[int, ...] | None:
+    return None if tensor.stride == contiguous_stride(tensor.shape) else tensor.stride
 
 
 class ModelProducer:
@@ -95,7 +100,8 @@ class ModelProducer:
         """
         for spec, tensor, version in zip(self._plan.tensors, self._tensors, self._versions, strict=True):
             budget.check()
-            yield tensor.resolve_conj().resolve_neg().contiguous()
+            settled = tensor.resolve_conj().resolve_neg()
+            yield settled.contiguous() if spec.stride is None else settled
             if _version(tensor) != version:
                 raise error(
                     Stage.PRODUCTION,

@@ -11,6 +11,7 @@ from .contract import Lease
 from .module_tensors import Place, bind, places
 from .ownership import OwnedTensor, Ownership, ownership_of, tensor_groups
 from .records import ModelRecord, block_names
+from .subclasses import composites, reassemble
 
 RESTORER_SCHEMA: Final = 1
 """Rises whenever an older artifact could not be bound any more."""
@@ -77,6 +78,11 @@ class RestorePlan:
                 bind(group, self._lease.tensor(name))
             except Exception as problem:
                 raise _failed(f"tensor {name} could not be bound: {problem}", name) from problem
+        if self._lease.manifest.composites:
+            try:
+                reassemble(self._module)
+            except Exception as problem:
+                raise _failed(f"a composite tensor could not be put together: {problem}") from problem
 
 
 def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease) -> RestorePlan:
@@ -89,7 +95,7 @@ def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease) -> Restor
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed")
     groups = tensor_groups(module)
-    check_manifest(ownership_of(groups, block_names(module, record)), lease.manifest)
+    check_manifest(ownership_of(groups, block_names(module, record), composites(module)), lease.manifest)
     for place in places(module):
         if not place.persistent and place.tensor.device.type == "meta":
             text = f"non-persistent buffer {place.name} has no values and no artifact holds them; build the skeleton "
@@ -108,6 +114,7 @@ def check_manifest(ownership: Ownership, manifest: Manifest) -> None:
     if entries:
         name = next(iter(entries))
         raise _refused(f"the artifact holds {len(entries)} tensors that the model lacks, such as {name}", name)
+    _compare_composites(ownership, manifest)
     stored = {(alias.name, alias.target) for alias in manifest.aliases}
     for name, target in sorted(stored ^ set(ownership.aliases)):
         side = "artifact" if (name, target) in stored else "model"
@@ -128,6 +135,18 @@ def _compare(tensor: OwnedTensor, entry: TensorEntry, ownership: Ownership, mani
     for what, (expected, found) in pairs.items():
         if expected != found:
             raise _refused(f"tensor {tensor.name}: the artifact has {what} {found}, expected {expected}", tensor.name)
+
+
+def _compare_composites(ownership: Ownership, manifest: Manifest) -> None:
+    held = {entry.name: entry for entry in manifest.composites}
+    for wanted in ownership.composites:
+        found = held.pop(wanted.name, None)
+        if found != wanted:
+            text = f"composite tensor {wanted.name}: the artifact has {found}, expected {wanted}"
+            raise _refused(text, wanted.name)
+    if held:
+        name = next(iter(held))
+        raise _refused(f"the artifact holds tensor {name} as a {held[name].type}, the model does not", name)
 
 
 def _refused(text: str, tensor: str = "") -> HostWeightsError:

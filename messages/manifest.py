@@ -3,9 +3,11 @@
 from enum import StrEnum
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from .base import Count, Digest, FileName, Generation, Id, Name, OffsetBytes, Record, Shape, SizeBytes, Stride
+from .composites import CompositeEntry
 from .dtypes import DType
 from .identity import ArtifactIdentity
 
@@ -76,22 +78,34 @@ class FileEntry(Record, frozen=True, kw_only=True):
     digest: Digest
 
 
-class Manifest(Record, frozen=True, kw_only=True):
+def _schema() -> int:
+    return MANIFEST_SCHEMA
+
+
+def _none() -> tuple[()]:
+    return ()
+
+
+class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The immutable description of one publication.
 
     Tensors, blocks and pads stand in file order. ``content`` is independent of how tensors are split over files:
     BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride, digest) and aliases.
+
+    Fields from ``composites`` on came later: they are left out while they are empty, so that earlier readers understand
+    the rest. Those with a factory are always written.
     """
 
-    schema: Count = MANIFEST_SCHEMA
+    schema: Count = msgspec.field(default_factory=_schema)
     key: Digest
     identity: ArtifactIdentity
     content: Digest
     tensors: tuple[TensorEntry, ...]
-    aliases: tuple[AliasEntry, ...] = ()
-    blocks: tuple[BlockEntry, ...] = ()
-    pads: tuple[PadEntry, ...] = ()
+    aliases: tuple[AliasEntry, ...] = msgspec.field(default_factory=_none)
+    blocks: tuple[BlockEntry, ...] = msgspec.field(default_factory=_none)
+    pads: tuple[PadEntry, ...] = msgspec.field(default_factory=_none)
     files: tuple[FileEntry, ...]
+    composites: tuple[CompositeEntry, ...] = ()
 
 
 class ReadyMarker(Record, frozen=True, kw_only=True):
