@@ -114,7 +114,7 @@ class Assembly:
             ),
             ActorSpec(
                 name=RESOLVER,
-                create=partial(ResolverActor, LocalLoader(resources, self._store_port.digest_directory)),
+                create=partial(ResolverActor, self._loader()),
                 accepts=(Resolve,),
                 concurrent=(Resolve,),
                 mailbox_limit=limit,
@@ -131,6 +131,9 @@ class Assembly:
                 workers=2,
             ),
         )
+
+    def _loader(self) -> LocalLoader:
+        return LocalLoader(self.resources, self._store_port.digest_directory, self._config.representation)
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""

@@ -18,6 +18,7 @@ from ..dlo.discovery import BlockMap
 from ..dlo.streamer import Streamer
 from ..hwr.checkpoint import Checkpoint
 from ..hwr.contract import Lease, Producer
+from ..hwr.fp8 import Fp8Model
 from ..hwr.gate import ForwardGate
 from ..hwr.ownership import Ownership
 from ..hwr.records import ModelRecord
@@ -88,13 +89,15 @@ class OpenSource:
 class Prepared:
     """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
 
-    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not.
+    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``fp8`` says what
+    the skeleton was before it was given FP8 weights.
     """
 
     module: torch.nn.Module
     record: ModelRecord
     ownership: Ownership
     source: OpenSource | None = None
+    fp8: Fp8Model | None = None
 
 
 @dataclass(slots=True)

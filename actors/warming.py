@@ -9,6 +9,7 @@ import torch
 from ..hwr.budget import PlainBudget as PlainBudget
 from ..hwr.checkpoint import open_checkpoint
 from ..hwr.digest_cache import DigestCache
+from ..hwr.fp8 import Fp8Producer, quantise_skeleton
 from ..hwr.ownership import collect_ownership
 from ..hwr.planner import plan_ownership
 from ..hwr.producers import CheckpointProducer, identity_for
@@ -18,7 +19,7 @@ from ..hwr.skeleton import build_skeleton
 from ..hwr.source import source_digest
 from ..hwr.store import LocalStore
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
-from ..messages.config import Config
+from ..messages.config import Config, Representation
 from ..messages.failure import Code, Stage, printable
 from .ports.faults import answered
 
@@ -67,18 +68,20 @@ def warm(
         skeleton: torch.nn.Module = build_skeleton(factory)
     record = record or generic_record(skeleton)
     shard_skeleton(skeleton, record)
+    final = config.representation is Representation.FINAL
+    fp8 = None if final else quantise_skeleton(skeleton, record, config.representation)
     ownership = collect_ownership(skeleton, record)
     checkpoint = open_checkpoint(Path(source))
-    plan = plan_ownership(ownership, record, checkpoint, budget)
+    plan = plan_ownership(ownership if fp8 is None else fp8.base, record, checkpoint, budget)
     store = LocalStore.open(Path(config.root), config.wait, budget)
     try:
         digest = source_digest(
             checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
         )
-        identity = identity_for(record, ownership, digest, name or type(skeleton).__name__)
+        identity = identity_for(record, ownership, digest, name or type(skeleton).__name__, config.representation)
         built = store.build(
             identity,
-            CheckpointProducer(plan, checkpoint),
+            CheckpointProducer(plan, checkpoint) if fp8 is None else Fp8Producer(fp8, plan, checkpoint),
             config.validation,
             budget,
             lambda done, total: step("write", done, total),
@@ -102,7 +105,7 @@ def warm(
         built=built.built,
         joined=built.joined,
         seconds=time.monotonic() - begun,
-        assumptions=record.assumptions,
+        assumptions=record.assumptions if fp8 is None else (*record.assumptions, *fp8.skipped),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..messages.budget import Budget
+from ..messages.config import Representation
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import (
     ArtifactIdentity,
@@ -33,18 +34,26 @@ from .restore import RESTORER_SCHEMA
 
 PRODUCER_NAME: Final = "final-layout"
 PRODUCER_VERSION: Final = 1
-REPRESENTATION: Final = "final"
 MIXED_DTYPE: Final = "mixed"
 
 
-def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, model_name: str) -> ArtifactIdentity:
-    """The identity of the final-layout artifact of a model: equal for equal bytes, whoever makes them."""
+def identity_for(
+    record: ModelRecord,
+    ownership: Ownership,
+    source_digest: str,
+    model_name: str,
+    representation: Representation = Representation.FINAL,
+) -> ArtifactIdentity:
+    """The identity of the final-layout artifact of a model: equal for equal bytes, whoever makes them.
+
+    How a tensor is quantised stands in the ownership: type, layout tag and context of each.
+    """
     dtypes = {tensor.dtype for tensor in ownership.tensors}
     return ArtifactIdentity(
         source=SourceIdentity(model=model_name, content=source_digest),
         component=ComponentIdentity(name=record.component, ownership=ownership_digest(ownership)),
         representation=RepresentationIdentity(
-            name=REPRESENTATION, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
+            name=representation.value, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
         ),
         layout=LayoutIdentity(name=f"blocks:{','.join(record.blocks)}", tp_size=record.tp_size, tp_rank=record.tp_rank),
         producer=ProducerIdentity(

@@ -3,7 +3,17 @@
 Weights never travel: a message names a tensor by artifact, file and byte range, or a live object by its id.
 """
 
-from .config import CapacityPolicy, Config, Mode, ProductionPolicy, RemotePolicy, RuntimePolicy, Validation, WaitPolicy
+from .config import (
+    CapacityPolicy,
+    Config,
+    Mode,
+    ProductionPolicy,
+    RemotePolicy,
+    Representation,
+    RuntimePolicy,
+    Validation,
+    WaitPolicy,
+)
 from .failure import Code, Failure, HostWeightsError, Stage
 from .registry import AnyMessage
 
@@ -17,6 +27,7 @@ __all__ = [
     "Mode",
     "ProductionPolicy",
     "RemotePolicy",
+    "Representation",
     "RuntimePolicy",
     "Stage",
     "Validation",

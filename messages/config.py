@@ -28,6 +28,17 @@ class Validation(StrEnum):
     """The same, and every digest."""
 
 
+class Representation(StrEnum):
+    """How the values of an artifact are stored."""
+
+    FINAL = "final"
+    """As the model's classes have them."""
+    FP8 = "fp8"
+    """Weights of linear layers inside blocks as torchao's FP8, one scale for each stored tensor."""
+    FP8_ROW = "fp8-row"
+    """The same, one scale for each output row: parts of a fused projection share none."""
+
+
 class WaitPolicy(Record, frozen=True, kw_only=True):
     """How long each kind of coordination may wait for another process."""
 
@@ -89,6 +100,7 @@ class Config(Record, frozen=True, kw_only=True):
     root: Path
     mode: Mode = Mode.PREFERRED
     validation: Validation = Validation.METADATA
+    representation: Representation = Representation.FINAL
     wait: WaitPolicy = WaitPolicy()
     capacity: CapacityPolicy = CapacityPolicy()
     production: ProductionPolicy = ProductionPolicy()

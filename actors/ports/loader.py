@@ -8,6 +8,7 @@ import torch
 from ...hwr.checkpoint import Checkpoint, open_checkpoint
 from ...hwr.contract import ProductionPlan
 from ...hwr.digest_cache import DigestCache
+from ...hwr.fp8 import Fp8Producer, load_fp8, quantise_skeleton
 from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
@@ -20,6 +21,7 @@ from ...hwr.skeleton import build_skeleton
 from ...hwr.source import source_digest
 from ...hwr.source_memory import SourceMemory, source_fingerprint
 from ...messages.budget import Budget
+from ...messages.config import Representation
 from ...messages.failure import Code, Stage, error
 from ...messages.plan import WeightPlan
 from ...messages.resolver import (
@@ -41,8 +43,14 @@ DigestDirectory = Callable[[Budget], Path | None]
 class LocalLoader:
     """Implements ``actors.resolver.LoaderPort``."""
 
-    def __init__(self, resources: Resources, digest_directory: DigestDirectory) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        digest_directory: DigestDirectory,
+        representation: Representation = Representation.FINAL,
+    ) -> None:
         self._resources = resources
+        self._representation = representation
         self._digest_directory = digest_directory
 
     def identify(self, effect: Identify, budget: Budget) -> Identified:
@@ -51,7 +59,7 @@ class LocalLoader:
         The digest of a checkpoint that nobody touched since it was made is remembered: then no weight file is opened.
         """
         entry = self._resources.models.get(effect.model_id)
-        prepared = _prepare(entry)
+        prepared = _prepare(entry, self._representation)
         entry.fingerprint = fingerprint = source_fingerprint(entry.source)
         directory = self._digest_directory(budget)
         memory = None if directory is None else SourceMemory(directory / "sources")
@@ -63,7 +71,7 @@ class LocalLoader:
             if memory is not None:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
-        identity = identity_for(prepared.record, prepared.ownership, digest, name)
+        identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation)
         producer_id = checkpoint_producer_id(effect.model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
@@ -92,10 +100,14 @@ class LocalLoader:
         entry = self._resources.models.get(effect.model_id)
         if effect.fresh:
             entry.prepared = None
-        prepared = entry.prepared or _prepare(entry)
+        prepared = entry.prepared or _prepare(entry, self._representation)
         source = _open_source(entry, prepared, budget)
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
-            loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
+            if prepared.fp8 is None:
+                loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
+            else:
+                producer = Fp8Producer(prepared.fp8, source.plan, source.checkpoint)
+                loaded_bytes = load_fp8(prepared.module, producer, budget)
         _validate(prepared)
         entry.producer = ModelProducer(prepared.module, prepared.ownership)
         entry.gate = ForwardGate.install(prepared.module)
@@ -118,15 +130,21 @@ class _SourceProducer:
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
         """As ``CheckpointProducer.produce``; also raises what opening and planning the checkpoint raise."""
         source = _open_source(self._entry, self._prepared, budget)
+        if self._prepared.fp8 is not None:
+            return Fp8Producer(self._prepared.fp8, source.plan, source.checkpoint).produce(budget)
         return CheckpointProducer(source.plan, source.checkpoint).produce(budget)
 
 
-def _prepare(entry: ModelEntry) -> Prepared:
+def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
     """Everything that is known before the checkpoint is looked at."""
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and load again"):
         module: torch.nn.Module = build_skeleton(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
-    entry.prepared = Prepared(module, record, collect_ownership(module, record))
+    if representation is Representation.FINAL:
+        entry.prepared = Prepared(module, record, collect_ownership(module, record))
+    else:
+        fp8 = quantise_skeleton(module, record, representation)
+        entry.prepared = Prepared(module, record, fp8.ownership, fp8=fp8)
     return entry.prepared
 
 
@@ -134,7 +152,8 @@ def _open_source(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenS
     """The opened checkpoint, once; raises source_changed when it is not the one that the model was identified by."""
     if prepared.source is None:
         checkpoint: Checkpoint = open_checkpoint(entry.source)
-        plan: WeightPlan = plan_ownership(prepared.ownership, prepared.record, checkpoint, budget)
+        stored = prepared.ownership if prepared.fp8 is None else prepared.fp8.base
+        plan: WeightPlan = plan_ownership(stored, prepared.record, checkpoint, budget)
         _require_untouched(entry)
         prepared.source = OpenSource(checkpoint, plan)
     return prepared.source

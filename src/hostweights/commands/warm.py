@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.messages.config import Representation
+
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
@@ -32,6 +34,9 @@ def warm(
         str | None, typer.Option(help="MODULE:CALLABLE that builds the model, for a class of your own.")
     ] = None,
     tp_size: Annotated[int, typer.Option(min=1, help="Publish the share of each of so many ranks.")] = 1,
+    representation: Annotated[
+        Representation, typer.Option(help="How values are stored; FP8 needs the extra quant.")
+    ] = Representation.FINAL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON array.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
@@ -49,7 +54,7 @@ def warm(
 
     errors = Console(stderr=True)
     try:
-        config = _config(root)
+        config = _config(root, representation)
         found = _sources(directory, component or [], variant, factory)
         results = _warm_all(config, found, tp_size, errors)
     except HostWeightsError as failed:
@@ -64,10 +69,10 @@ def warm(
         _show(Console(), results)
 
 
-def _config(root: Path) -> "Config":
+def _config(root: Path, representation: Representation) -> "Config":
     from hostweights.messages.config import Config
 
-    return Config(root=str(root.absolute()))
+    return Config(root=str(root.absolute()), representation=representation)
 
 
 def _sources(directory: Path, components: list[str], variant: str | None, factory: str | None) -> "list[ModelSource]":
