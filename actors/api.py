@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import torch
 
+from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.base import Message
 from ..messages.config import Config, Mode
@@ -90,6 +91,7 @@ class HostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
+        adapter: Adapter | None = None,
         mode: Mode | None = None,
         timeout_s: float | None = None,
     ) -> "LoadedModel":
@@ -98,11 +100,12 @@ class HostWeights:
         ``factory`` builds the module; it may be called more than once, and its parameters are never initialised.
         ``source`` is a safetensors file or a checkpoint directory. ``record`` says how checkpoint and module fit; by
         default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
-        module's class). Raises HostWeightsError with the terminal failure of the resolution.
+        module's class). ``adapter`` is merged into the weights, which makes them another artifact. Raises
+        HostWeightsError with the terminal failure of the resolution.
         """
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else mode
-        entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record)
+        entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
         self._assembly.resources.models.put(model_id, entry)
         request = Resolve(
             model_id=model_id,

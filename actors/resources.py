@@ -16,6 +16,7 @@ import torch
 from ..dlo.contract import Device
 from ..dlo.discovery import BlockMap
 from ..dlo.streamer import Streamer
+from ..hwr.adapters import Adapter, OpenAdapter
 from ..hwr.checkpoint import Checkpoint
 from ..hwr.contract import Lease, Producer
 from ..hwr.fp8 import Fp8Model
@@ -90,7 +91,7 @@ class Prepared:
     """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
 
     ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``fp8`` says what
-    the skeleton was before it was given FP8 weights.
+    the skeleton was before it was given FP8 weights, ``adapter`` is merged into what is read.
     """
 
     module: torch.nn.Module
@@ -98,6 +99,12 @@ class Prepared:
     ownership: Ownership
     source: OpenSource | None = None
     fp8: Fp8Model | None = None
+    adapter: OpenAdapter | None = None
+
+    @property
+    def stored(self) -> Ownership:
+        """What the model owned before it was given FP8 weights: what its checkpoint holds."""
+        return self.ownership if self.fp8 is None else self.fp8.base
 
 
 @dataclass(slots=True)
@@ -113,6 +120,7 @@ class ModelEntry:
     source: Path
     name: str | None
     record: ModelRecord | None
+    adapter: Adapter | None = None
     prepared: Prepared | None = None
     restore: RestorePlan | None = None
     gate: ForwardGate | None = None

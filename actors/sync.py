@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
@@ -41,9 +42,10 @@ class SyncHostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
+        adapter: Adapter | None = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
-        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name))
+        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name, adapter=adapter))
 
     def adopt(self, model: LoadedModel) -> PublicationReport:
         """``HostWeights.adopt``: publish if needed, then share the pages."""

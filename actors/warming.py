@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..hwr.adapters import Adapter, open_for
 from ..hwr.budget import PlainBudget as PlainBudget
 from ..hwr.checkpoint import open_checkpoint
 from ..hwr.digest_cache import DigestCache
@@ -52,6 +53,7 @@ def warm(
     *,
     record: ModelRecord | None = None,
     name: str | None = None,
+    adapter: Adapter | None = None,
     budget: PlainBudget | None = None,
     progress: Step | None = None,
 ) -> Warmed:
@@ -72,16 +74,21 @@ def warm(
     fp8 = None if final else quantise_skeleton(skeleton, record, config.representation)
     ownership = collect_ownership(skeleton, record)
     checkpoint = open_checkpoint(Path(source))
-    plan = plan_ownership(ownership if fp8 is None else fp8.base, record, checkpoint, budget)
+    stored = ownership if fp8 is None else fp8.base
+    plan = plan_ownership(stored, record, checkpoint, budget)
+    merged = None if adapter is None else open_for(adapter, stored, record, budget)
+    adaptation = None if merged is None else merged.identity
     store = LocalStore.open(Path(config.root), config.wait, budget)
     try:
         digest = source_digest(
             checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
         )
-        identity = identity_for(record, ownership, digest, name or type(skeleton).__name__, config.representation)
+        identity = identity_for(
+            record, ownership, digest, name or type(skeleton).__name__, config.representation, adaptation
+        )
         built = store.build(
             identity,
-            CheckpointProducer(plan, checkpoint) if fp8 is None else Fp8Producer(fp8, plan, checkpoint),
+            CheckpointProducer(plan, checkpoint, merged) if fp8 is None else Fp8Producer(fp8, plan, checkpoint, merged),
             config.validation,
             budget,
             lambda done, total: step("write", done, total),

@@ -5,7 +5,7 @@ per output row, activations quantised as they come. Everything else stays what t
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,15 +17,16 @@ from ..messages.composites import split_part
 from ..messages.config import Representation
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.plan import Binding, WeightPlan
+from .adapters import OpenAdapter
 from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan
 from .load import require_same_files
-from .module_tensors import bind, copy_attributes
+from .module_tensors import copy_attributes
 from .ownership import Ownership, collect_ownership, tensor_groups
 from .producers import production_plan
 from .records import ModelRecord, block_names
-from .subclasses import PLAIN, reassemble
+from .subclasses import PLAIN
 
 GRAIN: Final = 16
 """The kernels want both sides of a weight to be multiples of this."""
@@ -71,10 +72,16 @@ class Fp8Producer:
     weight, and its parts, are in memory at a time.
     """
 
-    def __init__(self, model: Fp8Model, plan: WeightPlan, checkpoint: Checkpoint) -> None:
-        """``plan`` binds ``model.base``. Raises source_changed when it was not made from this checkpoint."""
+    def __init__(
+        self, model: Fp8Model, plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None = None
+    ) -> None:
+        """``plan`` binds ``model.base``, ``adapter`` is merged before a weight is quantised.
+
+        Raises source_changed when the plan was not made from this checkpoint.
+        """
         require_same_files(plan, checkpoint)
         self._model = model
+        self._adapter = adapter
         self._bindings = {binding.name: binding for binding in plan.bindings}
         self._checkpoint = checkpoint
         self._plan = production_plan(model.ownership)
@@ -96,30 +103,18 @@ class Fp8Producer:
             budget.check()
             name, path = split_part(spec.name)
             if not path:
-                yield read_binding(self._checkpoint, self._bindings[name], budget)
+                yield self._read(self._bindings[name], budget)
                 continue
             if name != whole:
                 whole, parts = name, self._quantised(self._bindings[name], budget)
             yield parts.pop(path[-1])
 
     def _quantised(self, binding: Binding, budget: Budget) -> dict[str, torch.Tensor]:
-        weight = read_binding(self._checkpoint, binding, budget)
-        return _torchao().parts(weight, self._model.representation)
+        return _torchao().parts(self._read(binding, budget), self._model.representation)
 
-
-def load_fp8(module: nn.Module, producer: Fp8Producer, budget: Budget) -> int:
-    """Fill a skeleton with private FP8 tensors from a checkpoint; returns the bytes that it now holds.
-
-    The module is touched only after all bytes were read. Raises what the producer raises.
-    """
-    groups = tensor_groups(module)
-    made: Mapping[str, torch.Tensor] = {
-        spec.name: tensor for spec, tensor in zip(producer.plan.tensors, producer.produce(budget), strict=True)
-    }
-    for name, group in groups.items():
-        bind(group, made[name])
-    reassemble(module)
-    return sum(tensor.nbytes for tensor in made.values())
+    def _read(self, binding: Binding, budget: Budget) -> torch.Tensor:
+        tensor = read_binding(self._checkpoint, binding, budget)
+        return tensor if self._adapter is None else self._adapter.merge(binding.name, tensor, budget)
 
 
 def _choose(module: nn.Module, record: ModelRecord) -> tuple[dict[str, nn.Linear], list[str]]:

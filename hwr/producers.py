@@ -14,6 +14,7 @@ from ..messages.budget import Budget
 from ..messages.config import Representation
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import (
+    AdaptationIdentity,
     ArtifactIdentity,
     ComponentIdentity,
     LayoutIdentity,
@@ -23,6 +24,7 @@ from ..messages.identity import (
 )
 from ..messages.manifest import MANIFEST_SCHEMA
 from ..messages.plan import WeightPlan
+from .adapters import OpenAdapter
 from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
@@ -43,6 +45,7 @@ def identity_for(
     source_digest: str,
     model_name: str,
     representation: Representation = Representation.FINAL,
+    adaptation: AdaptationIdentity | None = None,
 ) -> ArtifactIdentity:
     """The identity of the final-layout artifact of a model: equal for equal bytes, whoever makes them.
 
@@ -56,6 +59,7 @@ def identity_for(
             name=representation.value, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
         ),
         layout=LayoutIdentity(name=f"blocks:{','.join(record.blocks)}", tp_size=record.tp_size, tp_rank=record.tp_rank),
+        adaptation=adaptation or AdaptationIdentity(),
         producer=ProducerIdentity(
             name=PRODUCER_NAME,
             version=PRODUCER_VERSION,
@@ -124,9 +128,10 @@ class ModelProducer:
 class CheckpointProducer:
     """Publishes a checkpoint without a model: one tensor in memory at a time."""
 
-    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint) -> None:
-        """Raises source_changed when the plan was not made from this checkpoint."""
+    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None = None) -> None:
+        """``adapter`` is merged into what is read. Raises source_changed when the plan is not of this checkpoint."""
         require_same_files(plan, checkpoint)
+        self._adapter = adapter
         self._weights = plan
         self._checkpoint = checkpoint
         specs = tuple(
@@ -148,7 +153,8 @@ class CheckpointProducer:
         self._checkpoint.verify_unchanged()
         for binding in self._weights.bindings:
             budget.check()
-            yield read_binding(self._checkpoint, binding, budget)
+            tensor = read_binding(self._checkpoint, binding, budget)
+            yield tensor if self._adapter is None else self._adapter.merge(binding.name, tensor, budget)
         self._checkpoint.verify_unchanged()
 
 

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import torch
 
+from ...hwr.adapters import OpenAdapter, open_for
 from ...hwr.checkpoint import Checkpoint, open_checkpoint
-from ...hwr.contract import ProductionPlan
+from ...hwr.contract import Producer, ProductionPlan
 from ...hwr.digest_cache import DigestCache
-from ...hwr.fp8 import Fp8Producer, load_fp8, quantise_skeleton
+from ...hwr.fp8 import Fp8Producer, quantise_skeleton
 from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
+from ...hwr.load_produced import load_produced
 from ...hwr.ownership import collect_ownership
 from ...hwr.planner import plan_ownership
 from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for, production_plan
@@ -71,7 +73,9 @@ class LocalLoader:
             if memory is not None:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
-        identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation)
+        adapter = _open_adapter(entry, prepared, budget)
+        adaptation = None if adapter is None else adapter.identity
+        identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
         producer_id = checkpoint_producer_id(effect.model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
@@ -103,11 +107,11 @@ class LocalLoader:
         prepared = entry.prepared or _prepare(entry, self._representation)
         source = _open_source(entry, prepared, budget)
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
-            if prepared.fp8 is None:
+            _open_adapter(entry, prepared, budget)
+            if prepared.fp8 is None and prepared.adapter is None:
                 loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
             else:
-                producer = Fp8Producer(prepared.fp8, source.plan, source.checkpoint)
-                loaded_bytes = load_fp8(prepared.module, producer, budget)
+                loaded_bytes = load_produced(prepared.module, _producer(prepared, source), budget)
         _validate(prepared)
         entry.producer = ModelProducer(prepared.module, prepared.ownership)
         entry.gate = ForwardGate.install(prepared.module)
@@ -130,9 +134,21 @@ class _SourceProducer:
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
         """As ``CheckpointProducer.produce``; also raises what opening and planning the checkpoint raise."""
         source = _open_source(self._entry, self._prepared, budget)
-        if self._prepared.fp8 is not None:
-            return Fp8Producer(self._prepared.fp8, source.plan, source.checkpoint).produce(budget)
-        return CheckpointProducer(source.plan, source.checkpoint).produce(budget)
+        return _producer(self._prepared, source).produce(budget)
+
+
+def _producer(prepared: Prepared, source: OpenSource) -> Producer:
+    """What makes the model's tensors of its checkpoint."""
+    if prepared.fp8 is not None:
+        return Fp8Producer(prepared.fp8, source.plan, source.checkpoint, prepared.adapter)
+    return CheckpointProducer(source.plan, source.checkpoint, prepared.adapter)
+
+
+def _open_adapter(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenAdapter | None:
+    """The adapter to be merged, opened once; None for base weights."""
+    if entry.adapter is not None and prepared.adapter is None:
+        prepared.adapter = open_for(entry.adapter, prepared.stored, prepared.record, budget)
+    return prepared.adapter
 
 
 def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
@@ -152,8 +168,7 @@ def _open_source(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenS
     """The opened checkpoint, once; raises source_changed when it is not the one that the model was identified by."""
     if prepared.source is None:
         checkpoint: Checkpoint = open_checkpoint(entry.source)
-        stored = prepared.ownership if prepared.fp8 is None else prepared.fp8.base
-        plan: WeightPlan = plan_ownership(stored, prepared.record, checkpoint, budget)
+        plan: WeightPlan = plan_ownership(prepared.stored, prepared.record, checkpoint, budget)
         _require_untouched(entry)
         prepared.source = OpenSource(checkpoint, plan)
     return prepared.source
