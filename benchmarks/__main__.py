@@ -15,8 +15,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SUITES = ("actors", "loader", "memory", "store", "stream_gpu", "stream_flux")
-PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
+SUITES = ("actors", "fp8", "loader", "memory", "store", "stream_gpu", "stream_flux")
+PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate", "torchao")
 PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
 
 
