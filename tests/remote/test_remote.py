@@ -1,5 +1,6 @@
 """A16: an artifact on a remote comes exactly as it was published, or not at all."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hostweights.messages.config import CapacityPolicy, Validation, WaitPolicy
 from hostweights.messages.failure import Code, HostWeightsError, Stage
 from http_remote import http_remote, served
 from remote_kit import fetch, fetched, payload_files, policy, pushed
-from store_kit import FixedProducer, assert_right_values, build, hit, make_identity, miss, names_under, open_store
+from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store
 
 KEY = artifact_key(make_identity())
 
@@ -217,24 +218,27 @@ def test_A16_an_artifact_over_the_limit_is_refused_before_a_byte_comes(remote: P
     assert failed.value.code is Code.CAPACITY_EXCEEDED
 
 
-def test_T35_another_models_manifest_is_never_used(tmp_path: Path, remote: Path, store: LocalStore) -> None:
-    origin = open_store(tmp_path / "origin")
-    other = build(origin, FixedProducer(), make_identity("acme/other")).lease
-    (pointer,) = remote.rglob("artifact.json")
-    text = pointer.read_text()
-    moved = remote / other.manifest.key / "artifact.json"
-    moved.parent.mkdir()
-    moved.write_text(text)
+@pytest.mark.parametrize("renamed", [False, True])
+def test_T35_another_models_manifest_is_never_used(remote: Path, store: LocalStore, renamed: bool) -> None:
+    other = artifact_key(make_identity("acme/other"))
+    shutil.copytree(remote / KEY, remote / other)
+    if renamed:
+        pointer = remote / other / "artifact.json"
+        pointer.write_text(pointer.read_text().replace(KEY, other))
+    port = open_remote(policy(f"file://{remote}"))
     with pytest.raises(HostWeightsError) as failed:
-        store.fetch(
-            make_identity("acme/other"),
-            open_remote(policy(f"file://{remote}")),
-            1,
-            Validation.METADATA,
-            PlainBudget(),
-            lease_id="x",
-        )
-    assert failed.value.code is Code.MANIFEST_CORRUPT
+        store.fetch(make_identity("acme/other"), port, 1, Validation.METADATA, PlainBudget(), lease_id="x")
+    assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, Code.MANIFEST_CORRUPT)
+
+
+def test_A16_a_wrong_byte_of_a_tensor_is_asked_for_again_and_then_refused(remote: Path, store: LocalStore) -> None:
+    clean = [""] * 6  # the header, and the first of the tensors
+    with http_remote(remote, *clean, "wrong*") as url, pytest.raises(HostWeightsError, match="twice") as failed:
+        fetch(store, url)
+    assert failed.value.code is Code.CHECKSUM_MISMATCH
+    assert isinstance(miss(store), Miss)
+    with http_remote(remote, *clean[:2], "wrong") as url:
+        assert_right_values(fetched(store, url))
 
 
 @pytest.mark.parametrize(
