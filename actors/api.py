@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import torch
+from anyio import to_thread
 
+from ..dlo.timeline import Timeline
 from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.base import Message
@@ -31,11 +34,17 @@ from ..messages.transport import (
     ListAttachments,
     ReadRing,
     RegistrationPolicy,
+    ReleaseResident,
+    ResidentReleased,
     Ring,
     RingStats,
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
+from .consensus import Agreement
+from .groups import WeightGroup
+from .kernel.blocking import in_own_thread
 from .kernel.events import Subscription
+from .kernel.instruments import Instruments
 from .loads import Loads
 from .publication import Publication
 from .resources import ModelEntry
@@ -54,11 +63,17 @@ class HostWeights:
     module is gone), but they no longer stream and no longer hold a lease.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, instruments: Instruments | None = None) -> None:
+        """``instruments`` count and trace every message of the four actors; without them that costs nothing."""
         self._config = config
-        self._assembly = Assembly(config)
+        self._assembly = Assembly(config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
+
+    @property
+    def config(self) -> Config:
+        """The configuration it was made with."""
+        return self._config
 
     async def open(self) -> Self:
         """Start the actors. Touches no file of the store: the first load that needs it opens it.
@@ -93,6 +108,7 @@ class HostWeights:
         name: str | None = None,
         adapter: Adapter | None = None,
         mode: Mode | None = None,
+        together: WeightGroup | None = None,
         timeout_s: float | None = None,
     ) -> "LoadedModel":
         """Bring a model's weights in, from a lease if the artifact exists, else as the mode says.
@@ -100,12 +116,16 @@ class HostWeights:
         ``factory`` builds the module; it may be called more than once, and its parameters are never initialised.
         ``source`` is a safetensors file or a checkpoint directory. ``record`` says how checkpoint and module fit; by
         default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
-        module's class). ``adapter`` is merged into the weights, which makes them another artifact. Raises
-        HostWeightsError with the terminal failure of the resolution.
+        module's class). ``adapter`` is merged into the weights, which makes them another artifact. With ``together``
+        all ranks of that group (tensor parallel ones, each with its own record's ``for_rank``, or any others) call
+        this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
+        terminal failure of the resolution.
         """
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else mode
         entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
+        if together is not None and len(together.ranks) > 1 and mode is not Mode.DISABLED:
+            entry.agreement = Agreement(together.ranks, together.join_s)
         self._assembly.resources.models.put(model_id, entry)
         request = Resolve(
             model_id=model_id,
@@ -122,6 +142,7 @@ class HostWeights:
             raise
         if resolved.report.failure is not None:
             self._abandon(model_id, lease_id)
+            await _concede(entry)
             raise HostWeightsError(resolved.report.failure)
         _warn(resolved.report)
         module = entry.need_prepared().module
@@ -173,16 +194,25 @@ class HostWeights:
         model: "LoadedModel",
         *,
         device: str = "cpu",
-        slots: int = 2,
+        slots: int | None = 2,
+        slot_limit_bytes: int | None = None,
         backing: BackingChoice = BackingChoice.AUTO,
         resident: int = 0,
+        on_demand: Sequence[str] = (),
         registration: RegistrationPolicy = RegistrationPolicy(),  # noqa: B008  frozen
+        gather: WeightGroup | None = None,
         timeout_s: float | None = None,
     ) -> "Attachment":
         """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
 
-        The first ``resident`` blocks stay on the device. ``registration`` bounds what is registered with the device's
-        driver in the background; the cpu device registers nothing.
+        ``slots`` None begins with two and adds more if the first forwards show that this pays, as far as all slots fit
+        ``slot_limit_bytes``; ``Attachment.stats().depth`` says what was decided and why. The first ``resident`` blocks
+        stay on the device, until ``Attachment.release``. Parts at the paths of ``on_demand``, outside the blocks, are
+        there only while their ``forward`` runs: for what is used now and then.
+
+        ``registration`` bounds what is registered with the device's driver in the background; the cpu device registers
+        nothing. With ``gather`` the ranks of that group, which must all attach the same model and call its blocks in
+        the same order, bring each block together.
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
@@ -195,8 +225,17 @@ class HostWeights:
             backing=backing,
             resident=resident,
             registration=registration,
+            on_demand=tuple(on_demand),
+            slot_limit_bytes=slot_limit_bytes,
+            gather=None if gather is None else gather.policy,
         )
-        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        groups = self._assembly.resources.groups
+        if gather is not None and gather.group is not None:
+            groups.put(attachment_id, gather.group)
+        try:
+            attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        finally:
+            groups.pop(attachment_id)
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:
@@ -245,6 +284,17 @@ class HostWeights:
         """What this process and its leases cost now; reads the kernel's accounting, some milliseconds."""
         return await self._ask(STORE, ReadMemory(), Memory)
 
+    async def flush_journal(self) -> None:
+        """Return when everything recorded so far is in the journal's file; a process that is killed then loses none."""
+        await self._assembly.system.flush_journal()
+
+    def recent_journal(self) -> bytes:
+        """The newest records, from memory, as the bytes of a journal file for ``hostweights replay``.
+
+        Empty unless ``Config.runtime.journal`` keeps a ring.
+        """
+        return self._assembly.system.recent_journal()
+
     def events(self) -> Subscription:
         """Reports and progress from now on, as an async iterator; close it, or use it as a context manager."""
         return self._assembly.system.subscribe()
@@ -275,7 +325,11 @@ class HostWeights:
 
 
 class LoadedModel:
-    """A model whose weights are in. ``module`` is the user's; parameters do not require gradients."""
+    """A model whose weights are in. ``module`` is the user's; parameters do not require gradients.
+
+    It stays loaded, with its lease, until ``unload`` or the host's ``close``. Losing this object unloads nothing: its
+    module may be in use.
+    """
 
     def __init__(
         self,
@@ -326,6 +380,29 @@ class Attachment:
         """Say how many forwards follow, so that the last one prefetches nothing in vain."""
         await self._assembly.ask(TRANSPORT, AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
 
+    async def release(self) -> int:
+        """Let the blocks that are kept on the device leave it until the next forward; returns the bytes let go.
+
+        Those in use at the moment stay.
+        """
+        answer = await self._assembly.ask(TRANSPORT, ReleaseResident(attachment_id=self.info.attachment_id))
+        assert isinstance(answer, ResidentReleased)
+        return answer.released_bytes
+
+    @asynccontextmanager
+    async def record(self) -> AsyncIterator[Timeline]:
+        """Record when each block is copied, waited for and computed: ``async with attachment.record() as timeline``.
+
+        After the block the timeline has ``intervals``, ``table()`` (the stall table) and ``chrome_trace()``. Costs four
+        events a block. Raises HostWeightsError: unsupported if a recording is under way, not_attached.
+        """
+        recording = self._assembly.resources.attachments.get(self.info.attachment_id).streamer.record()
+        timeline = recording.__enter__()
+        try:
+            yield timeline
+        finally:
+            await _to_the_end(to_thread.run_sync(recording.__exit__, None, None, None))
+
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
         await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
@@ -338,11 +415,18 @@ def _warn(report: ResolutionReport) -> None:
             _LOG.warning("%s: %s (went on with %s)", attempt.stage, attempt.failure.text, attempt.action)
 
 
+async def _concede(entry: ModelEntry) -> None:
+    """A load that failed before the ranks agreed says so: the others must not wait for it."""
+    if entry.agreement is not None:
+        with suppress(HostWeightsError):  # this rank's own failure is what its caller is told
+            await in_own_thread("hostweights-agree", entry.agreement.miss)
+
+
 def _new_id(prefix: str) -> str:
     return f"{prefix}-{uuid4().hex}"
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
     """Run work to its end although the caller is cancelled, however often; then let the cancel go on."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None

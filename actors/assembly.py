@@ -20,9 +20,11 @@ from ..messages.transport import (
     ListAttachments,
     ReadRing,
     Rebase,
+    ReleaseResident,
 )
 from .kernel.blocking import in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
+from .kernel.instruments import Instruments
 from .kernel.system import ActorSystem
 from .ports.devices import LocalDevices
 from .ports.loader import LocalLoader
@@ -57,9 +59,10 @@ def _take_back(reply: Message) -> Message | None:
 class Assembly:
     """One actor system over one set of resources."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, instruments: Instruments | None = None) -> None:
         self.resources = Resources()
         self._config = config
+        self._instruments = instruments
         self._store_port = LocalStorePort(config, self.resources)
         self._system: ActorSystem | None = None
         self._stack = AsyncExitStack()
@@ -82,8 +85,8 @@ class Assembly:
         After an error ``stop`` takes down what was started.
         """
         runtime = self._config.runtime
-        journal = None if runtime.journal is None else Path(runtime.journal)
-        system = ActorSystem(journal, runtime.shutdown_s)
+        journal = Path(runtime.journal) if isinstance(runtime.journal, str) else runtime.journal
+        system = ActorSystem(journal, runtime.shutdown_s, instruments=self._instruments)
         self._system = await self._stack.enter_async_context(system)
         self._stack.push_async_callback(self._wind_down, system)
         for spec in self._specs():
@@ -96,7 +99,7 @@ class Assembly:
             ActorSpec(
                 name=TRANSPORT,
                 create=partial(TransportActor, LocalDevices(resources)),
-                accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ListAttachments),
+                accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
                 undelivered=_take_back,
                 mailbox_limit=limit,
                 restart=RESTART,
@@ -133,7 +136,9 @@ class Assembly:
         )
 
     def _loader(self) -> LocalLoader:
-        return LocalLoader(self.resources, self._store_port.digest_directory, self._config.representation)
+        config = self._config
+        digests = self._store_port.digest_directory
+        return LocalLoader(self.resources, digests, config.production.packing, config.representation)
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""

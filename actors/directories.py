@@ -22,16 +22,18 @@ async def load_diffusers(
     *,
     component: str | None = None,
     variant: str | None = None,
+    dtype: torch.dtype | None = None,
     mode: Mode | None = None,
     timeout_s: float | None = None,
 ) -> LoadedModel:
     """Load one component of a pipeline's directory, or the model that a directory holds by itself.
 
-    The module is the library's own class in evaluation mode, each tensor in the dtype that the directory stores; every
-    other component keeps its own loader: hand the module to the pipeline's ``from_pretrained``. ``variant`` chooses
-    one of several sets of weights ("fp16"). Raises what ``describe_directory`` and ``HostWeights.load`` raise.
+    The module is the library's own class in evaluation mode, each tensor in the dtype that the directory stores, or in
+    ``dtype``: then under an identity of its own, and without what the class keeps in FP32. Every other component keeps
+    its own loader: hand the module to the pipeline's ``from_pretrained``. ``variant`` chooses one of several sets of
+    weights ("fp16"). Raises what ``describe_directory`` and ``HostWeights.load`` raise.
     """
-    return await _load(host, directory, component, variant, mode, timeout_s)
+    return await _load(host, lambda: describe_directory(directory, component, variant, dtype), mode, timeout_s)
 
 
 async def load_transformers(
@@ -39,36 +41,37 @@ async def load_transformers(
     directory: str | Path,
     *,
     variant: str | None = None,
+    dtype: torch.dtype | None = None,
     mode: Mode | None = None,
     timeout_s: float | None = None,
 ) -> LoadedModel:
     """Load the model of a transformers directory, as ``load_diffusers`` loads a component."""
-    return await _load(host, directory, None, variant, mode, timeout_s)
+    return await _load(host, lambda: describe_directory(directory, None, variant, dtype), mode, timeout_s)
 
 
 async def _load(
-    host: HostWeights,
-    directory: str | Path,
-    component: str | None,
-    variant: str | None,
-    mode: Mode | None,
-    timeout_s: float | None,
+    host: HostWeights, describe: Callable[[], ModelSource], mode: Mode | None, timeout_s: float | None
 ) -> LoadedModel:
     # The libraries' imports take seconds, so that the loop must not wait for them.
-    found = await in_own_thread("hostweights-directory", lambda: describe_directory(directory, component, variant))
+    found = await in_own_thread("hostweights-directory", describe)
     return await host.load(
         found.factory, found.source, record=found.record, name=found.name, mode=mode, timeout_s=timeout_s
     )
 
 
-def describe_directory(directory: str | Path, component: str | None = None, variant: str | None = None) -> ModelSource:
+def describe_directory(
+    directory: str | Path,
+    component: str | None = None,
+    variant: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> ModelSource:
     """The class, files, name and record of the model in a directory; blocking, no weight is read.
 
     Raises source_missing, source_corrupt, source_ambiguous when a pipeline has several components and none is named,
     unsupported for a class that the libraries lack, and model_failed when the class refuses its configuration.
     """
     with answered(Stage.PLANNING, Code.MODEL_FAILED, f"the model in {directory} could not be described"):
-        return model_source(Path(directory), component, variant)
+        return model_source(Path(directory), component, variant, dtype)
 
 
 def list_components(directory: str | Path) -> tuple[str, ...]:

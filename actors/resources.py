@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
+from torch.distributed import ProcessGroup
 
 from ..dlo.contract import Device
 from ..dlo.discovery import BlockMap
@@ -21,14 +22,16 @@ from ..hwr.checkpoint import Checkpoint
 from ..hwr.contract import Lease, Producer
 from ..hwr.fp8 import Fp8Model
 from ..hwr.gate import ForwardGate
-from ..hwr.ownership import Ownership
+from ..hwr.ownership import Ownership, Survey
 from ..hwr.records import ModelRecord
 from ..hwr.restore import RestorePlan
 from ..hwr.source_memory import Fingerprint
+from ..hwr.write_watch import WriteWatch
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import WeightPlan
 from ..messages.store import LeaseInfo
 from ..messages.transport import AttachmentInfo, BackingChoice
+from .consensus import Agreement
 
 T = TypeVar("T")
 
@@ -90,13 +93,15 @@ class OpenSource:
 class Prepared:
     """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
 
-    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``fp8`` says what
-    the skeleton was before it was given FP8 weights, ``adapter`` is merged into what is read.
+    ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``found`` is
+    the skeleton's survey, until its weights come in. ``fp8`` says what the skeleton was before it was given FP8
+    weights, ``adapter`` is merged into what is read.
     """
 
     module: torch.nn.Module
     record: ModelRecord
     ownership: Ownership
+    found: Survey | None
     source: OpenSource | None = None
     fp8: Fp8Model | None = None
     adapter: OpenAdapter | None = None
@@ -113,7 +118,8 @@ class ModelEntry:
 
     ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
     ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
-    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``.
+    is the lease that the model's tensors are bound to; the entry holds it until ``unbind``. ``watch`` remembers the
+    model's tensors since its weights came in. ``agreement`` is with the ranks that load together with this one.
     """
 
     factory: Callable[[], torch.nn.Module]
@@ -127,6 +133,8 @@ class ModelEntry:
     fingerprint: Fingerprint | None = None
     producer: Producer | None = None
     lease_id: str | None = None
+    watch: WriteWatch | None = None
+    agreement: Agreement | None = None
     hold: ExitStack = field(default_factory=ExitStack)
 
     def bind(self, model_id: str, lease: Lease) -> str | None:
@@ -153,6 +161,11 @@ class ModelEntry:
         assert self.restore is not None, "no restore was planned"
         return self.restore
 
+    def require_untouched(self, act: str) -> None:
+        """Raise source_changed when the model is no longer what was loaded, and ``act`` would take it for that."""
+        if self.watch is not None:
+            self.watch.require_untouched(act)
+
     def need_gate(self) -> ForwardGate:
         """The gate around the loaded model's forward."""
         assert self.gate is not None, "the model was not loaded"
@@ -169,23 +182,28 @@ class LeaseEntry:
 
 @dataclass(slots=True)
 class AttachmentEntry:
-    """A streamed model, how messages describe it, and its device; the streamer's backing holds the lease."""
+    """A streamed model, how messages describe it, and its device; the streamer's backing holds the lease.
+
+    ``leave`` ends what ties it to other ranks; after the detach, and harmless twice.
+    """
 
     info: AttachmentInfo
     choice: BackingChoice
     streamer: Streamer
     device: Device
     blocks: BlockMap
+    leave: Callable[[], None]
 
 
 @dataclass(slots=True)
 class Resources:
-    """The four tables of one HostWeights."""
+    """The tables of one HostWeights; ``groups`` holds the engine's process groups for attaches under way, by theirs."""
 
     models: Table[ModelEntry] = field(default_factory=lambda: Table("model", Code.MODEL_UNKNOWN))
     leases: Table[LeaseEntry] = field(default_factory=lambda: Table("lease", Code.LEASE_UNKNOWN))
     producers: Table[Producer] = field(default_factory=lambda: Table("producer", Code.PRODUCER_FAILED))
     attachments: Table[AttachmentEntry] = field(default_factory=lambda: Table("attachment", Code.NOT_ATTACHED))
+    groups: Table[ProcessGroup] = field(default_factory=lambda: Table("process group", Code.INVALID_CONFIG))
 
     def forget_model(self, model_id: str) -> str | None:
         """Drop a model and its checkpoint producer, and let its lease go; returns the lease's id if it had one.
@@ -206,6 +224,7 @@ class Resources:
         self.forget_models()
         for attachment in self.attachments.all():
             attachment.streamer.detach(terminal=False)
+            attachment.leave()
             attachment.device.close()
             self.attachments.pop(attachment.info.attachment_id)
         for entry in self.leases.all():

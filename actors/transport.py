@@ -22,6 +22,9 @@ from ..messages.transport import (
     Rebase,
     Rebased,
     RebaseModel,
+    ReleaseModelResident,
+    ReleaseResident,
+    ResidentReleased,
     Ring,
 )
 from .kernel.contract import Context
@@ -44,6 +47,10 @@ class DevicePort(Protocol):
 
     def announce(self, effect: AnnounceModel) -> Announced:
         """Tell the ring how many forwards follow."""
+        ...
+
+    def release(self, effect: ReleaseModelResident) -> ResidentReleased:
+        """Let kept blocks leave the device until the next forward."""
         ...
 
     def read(self, effect: ReadModelRing) -> Ring:
@@ -79,6 +86,8 @@ class TransportActor:
                 return await context.effect(RebaseModel(model_id=model_id, lease_id=lease_id))
             case AnnounceForwards(attachment_id=attachment_id, forwards=forwards):
                 return await context.effect(AnnounceModel(attachment_id=attachment_id, forwards=forwards))
+            case ReleaseResident(attachment_id=attachment_id):
+                return await context.effect(ReleaseModelResident(attachment_id=attachment_id))
             case ReadRing(attachment_id=attachment_id):
                 return await context.effect(ReadModelRing(attachment_id=attachment_id))
             case ListAttachments():
@@ -104,6 +113,8 @@ class TransportActor:
                 return await context.blocking(lambda budget: port.rebase(effect, budget))
             case AnnounceModel():
                 return port.announce(effect)
+            case ReleaseModelResident():
+                return await context.blocking(lambda _: port.release(effect))
             case ReadModelRing():
                 return port.read(effect)
             case _:

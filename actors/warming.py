@@ -9,9 +9,12 @@ import torch
 from ..hwr.adapters import Adapter, open_for
 from ..hwr.budget import PlainBudget as PlainBudget
 from ..hwr.checkpoint import open_checkpoint
+from ..hwr.contract import Producer
 from ..hwr.digest_cache import DigestCache
 from ..hwr.fp8 import Fp8Producer, quantise_skeleton
 from ..hwr.ownership import collect_ownership
+from ..hwr.packed.logical import identity_to_use, is_packed, logical_tensors
+from ..hwr.packed.producer import PackingProducer
 from ..hwr.planner import plan_ownership
 from ..hwr.producers import CheckpointProducer, identity_for
 from ..hwr.records import ModelRecord, generic_record
@@ -59,7 +62,7 @@ def warm(
 ) -> Warmed:
     """Publish the artifact that ``HostWeights.load`` of the same arguments looks for, unless it is there.
 
-    Holds one tensor and one chunk of the checkpoint at a time, whatever the model's size. With a record ``for_rank``
+    Holds two tensors and some chunks of the checkpoint at a time, whatever the model's size. With a record ``for_rank``
     the factory may build the whole model, of which the rank's share is published. Cancelling the budget, or an error,
     leaves nothing behind. Raises HostWeightsError.
     """
@@ -86,9 +89,13 @@ def warm(
         identity = identity_for(
             record, ownership, digest, name or type(skeleton).__name__, config.representation, adaptation
         )
+        identity = identity_to_use(identity, config.production.packing, ownership)
+        producer: Producer = (
+            CheckpointProducer(plan, checkpoint, merged) if fp8 is None else Fp8Producer(fp8, plan, checkpoint, merged)
+        )
         built = store.build(
             identity,
-            CheckpointProducer(plan, checkpoint, merged) if fp8 is None else Fp8Producer(fp8, plan, checkpoint, merged),
+            PackingProducer(producer, budget) if is_packed(identity) else producer,
             config.validation,
             budget,
             lambda done, total: step("write", done, total),
@@ -105,7 +112,7 @@ def warm(
         generation=directory.name,
         directory=printable(str(directory)),
         size_bytes=sum(file.size_bytes for file in manifest.files),
-        tensors=len(manifest.tensors),
+        tensors=len(logical_tensors(manifest)),
         blocks=len(manifest.blocks),
         tp_size=record.tp_size,
         tp_rank=record.tp_rank,

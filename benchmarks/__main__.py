@@ -15,9 +15,15 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SUITES = ("actors", "fp8", "loader", "memory", "store", "stream_gpu", "stream_flux")
+from benchmarks.results_format import KEEPER, Results
+
+SUITES = ("actors", "allgather", "fp8", "loader", "memory", "packed", "remote", "store", "stream_gpu", "stream_flux")
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate", "torchao")
-PEERS = ("domo-actors", "fauxtp", "nigrains", "papyra", "pykka", "tapio-py", "xoscar")
+STORE_PEERS = ("safetensors", "blake3", "fastsafetensors", "instanttensor", "runai-model-streamer", "tensorizer")
+PEERS = (
+    *("actio", "async-pykka", "casty", "domo-actors", "everything-is-an-actor", "fauxtp", "lapinbeam", "nigrains"),
+    *("papyra", "pykka", "tapio-py", "thespian", "xoscar"),
+)
 
 
 def _version(package: str) -> str:
@@ -40,15 +46,22 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("benchmarks").setLevel(logging.INFO)
-    found = importlib.import_module(f"benchmarks.{arguments.suite}").run()
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     if arguments.suite == "actors":
         versions |= {name: _version(name) for name in PEERS}
+    if arguments.suite == "store":
+        versions |= {name: _version(name) for name in STORE_PEERS}
     facts = {"suite": arguments.suite, "commit": _commit(), "machine": arguments.machine, "versions": versions}
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     target = folder / f"{arguments.suite.replace('_', '-')}-{arguments.machine}.json"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({**facts, **found}, indent=2) + "\n")
+
+    def keep(results: Results) -> None:
+        target.write_text(json.dumps({**facts, **results}, indent=2) + "\n")
+
+    KEEPER.keep = keep
+    found: Results = importlib.import_module(f"benchmarks.{arguments.suite}").run()
+    keep(found)
     for row in found["rows"]:
         print("  ".join(f"{name}={value}" for name, value in row.items()))
     for goal in found["goals"]:

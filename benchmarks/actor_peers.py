@@ -4,37 +4,20 @@ A peer that has no bound takes every tell at once; where its mailbox needs it, t
 """
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
+import io
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-TELLS = 60_000
-_YIELD_EACH = 64
+from benchmarks.actor_peers_more import actio, actor_for_agents, async_pykka, casty, lapinbeam, thespian
+from benchmarks.actor_variant import TELLS, YIELD_EACH, Make, Variant, handled
+
 _STOP = -1
-
-
-@dataclass
-class Variant:
-    """How to ask, tell, wait for the last tell, and start, ask and stop a number of actors."""
-
-    ask: Callable[[int], Awaitable[object]]
-    tell: Callable[[int], Awaitable[object]] | None
-    last: asyncio.Event
-    churn: Callable[[int], Awaitable[None]]
-
-
-Make = Callable[[], AbstractAsyncContextManager[Variant]]
-
-
-def handled(n: int, last: asyncio.Event) -> int:
-    """What every handler does."""
-    if n == TELLS:
-        last.set()
-    return n + 1
 
 
 @asynccontextmanager
@@ -180,15 +163,20 @@ async def xoscar() -> AsyncIterator[Variant]:
 
         async def tell(n: int) -> None:
             await one.add.tell(n)
-            if n % _YIELD_EACH == 0:
+            if n % YIELD_EACH == 0:
                 await asyncio.sleep(0)
 
         yield Variant(one.add, tell, last, churn)
 
 
+async def _each(actors: list[Any], call: Callable[[Any], Awaitable[object]]) -> None:
+    for actor in actors:
+        await call(actor)
+
+
 @asynccontextmanager
 async def domo_actors() -> AsyncIterator[Variant]:
-    """Actors behind protocols; its mailbox is drained by recursion, so the sender yields. Its actors end with it."""
+    """Actors behind protocols; its mailbox is drained by recursion, so the sender yields."""
     module = importlib.import_module("domo_actors")
     last = asyncio.Event()
 
@@ -218,16 +206,17 @@ async def domo_actors() -> AsyncIterator[Variant]:
 
     async def churn(count: int) -> None:
         actors = [start() for _ in range(count)]
-        for actor in actors:
-            await actor.add(1)
+        await _each(actors, lambda actor: actor.add(1))
+        await _each(actors, lambda actor: actor.stop())
 
     async def tell(n: int) -> None:
         one.add(n)
-        if n % _YIELD_EACH == 0:
+        if n % YIELD_EACH == 0:
             await asyncio.sleep(0)
 
     yield Variant(one.add, tell, last, churn)
-    await stage.close()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        await stage.close()  # which prints a line for each actor that was stopped before
 
 
 @asynccontextmanager
@@ -263,17 +252,44 @@ async def pykka() -> AsyncIterator[Variant]:
 
 PEERS: dict[str, Make] = {
     "nigrains": nigrains,
+    "thespian": thespian,
+    "actio": actio,
+    "actor_for_agents": actor_for_agents,
+    "async_pykka": async_pykka,
+    "casty": casty,
+    "domo_actors": domo_actors,
     "fauxtp": fauxtp,
+    "lapinbeam": lapinbeam,
     "papyra": papyra,
+    "pykka": pykka,
     "tapio": tapio,
     "xoscar": xoscar,
-    "domo_actors": domo_actors,
-    "pykka": pykka,
+}
+"""By the module that is imported."""
+
+WITHOUT_MAILBOX = {
+    "nigrains": "a lock, and the call runs in the caller's task",
+    "thespian": "its one-process base runs the handler inside the caller's call",
+}
+"""Shown and not compared with: such a call can neither be withdrawn nor bounded nor recorded, and holds its caller."""
+
+WITHOUT_ASK = {"actio": "tell only: the asker and the handler share a Future by hand"}
+"""Compared with by its tells and by starting and stopping; nobody's ask stands behind the figure."""
+
+NOT_RUN = {
+    "ray": "every actor is a process of its own",
+    "torchmonarch": "every actor is in another process",
+    "thespian multiprocTCPBase": "every actor is a process of its own",
+    "tractor": "trio, and a process for each actor; its release on PyPI does not install, for a dependency by URL",
+    "otpylib": "an ask from a plain task starts a process of its own for it, which the survey did not measure either",
+    "atomr": "written in Rust after Akka; the survey read it and did not measure it",
 }
 
 
-WITHOUT_MAILBOX = frozenset({"nigrains"})
-"""Shown and not compared with: a call in the caller's task can neither be withdrawn nor bounded nor recorded."""
+def absent() -> dict[str, str]:
+    """Peers without a row of figures, and why."""
+    needs = {name: f"not installed here (see requirements-actors.txt); {sys.version.split()[0]}" for name in PEERS}
+    return {name: why for name, why in needs.items() if importlib.util.find_spec(name) is None} | NOT_RUN
 
 
 def installed() -> dict[str, Make]:

@@ -12,9 +12,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
-from benchmarks.actor_peers import PEERS, TELLS, WITHOUT_MAILBOX, Variant, installed
+from benchmarks.actor_peers import PEERS, WITHOUT_ASK, WITHOUT_MAILBOX, absent, installed
+from benchmarks.actor_variant import TELLS, Variant
 from benchmarks.results_format import Goal, Results
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
 from hostweights.messages.base import Message
@@ -42,6 +43,14 @@ class Row(TypedDict):
     asks_per_s_100_callers: int
     tells_per_s: int | None
     spawn_ask_stop_1000_ms: float
+    note: str
+
+
+class AbsentRow(TypedDict):
+    """A peer without figures."""
+
+    variant: str
+    not_measured: str
 
 
 class Adder:
@@ -145,6 +154,27 @@ async def kernel(journal: Path | None) -> AsyncIterator[Variant]:
         )
 
 
+class Taken(NamedTuple):
+    """A moment, to measure from.
+
+    The shorter of the wall time and the CPU time of the process counts: a machine that others use takes time away, and
+    a variant with threads that work beside each other uses more CPU time than passes.
+    """
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> "Taken":
+        """This moment."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def taken_s(self) -> float:
+        """Seconds since."""
+        now = Taken.now()
+        return min(now.wall_s - self.wall_s, now.cpu_s - self.cpu_s)
+
+
 async def measure(variant: AbstractAsyncContextManager[Variant]) -> tuple[float, float, float, float]:
     """Ask p50 in us, asks/s of 100 callers, tells/s (0 without), ms to start, ask and stop 1,000 actors."""
     async with variant as under:
@@ -161,19 +191,19 @@ async def measure(variant: AbstractAsyncContextManager[Variant]) -> tuple[float,
             for _ in range(ASKS * 3 // CALLERS):
                 await ask(1)
 
-        start_s = clock()
+        start = Taken.now()
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
-        rate = ASKS * 3 // CALLERS * CALLERS / (clock() - start_s)
+        rate = ASKS * 3 // CALLERS * CALLERS / start.taken_s()
         told = 0.0
         if under.tell is not None:
-            start_s = clock()
+            start = Taken.now()
             for n in range(TELLS + 1):
                 await under.tell(n)
             await under.last.wait()
-            told = TELLS / (clock() - start_s)
-        start_s = clock()
+            told = TELLS / start.taken_s()
+        start = Taken.now()
         await under.churn(ACTORS)
-        churned_ms = (clock() - start_s) * 1e3
+        churned_ms = start.taken_s() * 1e3
     return statistics.median(times) * 1e6, rate, told, churned_ms
 
 
@@ -205,29 +235,35 @@ def run() -> Results:
             "asks_per_s_100_callers": round(row[1]),
             "tells_per_s": round(row[2]) or None,
             "spawn_ask_stop_1000_ms": round(row[3], 1),
+            "note": (WITHOUT_MAILBOX | WITHOUT_ASK).get(name, ""),
         }
         for name, row in medians.items()
     ]
-    return {"rows": rows, "goals": goals(medians)}
+    without: list[AbsentRow] = [{"variant": name, "not_measured": why} for name, why in absent().items()]
+    return {"rows": [*rows, *without], "goals": goals(medians)}
 
 
 def goals(medians: dict[str, list[float]]) -> list[Goal]:
     """Against the floor, and ahead of every peer that was there."""
     base, plain, journal = medians["floor"], medians["kernel"], medians["kernel, journal"]
-    peers = [row for name, row in medians.items() if name in PEERS.keys() - WITHOUT_MAILBOX]
+    peers = {name: row for name, row in medians.items() if name in PEERS.keys() - WITHOUT_MAILBOX.keys()}
+    asked = [row for name, row in peers.items() if name not in WITHOUT_ASK]
     found = [
         _goal("ask_p50", "<= 1.3", plain[0] / base[0]),
         _goal("ask_p50_journal", "<= 1.5", journal[0] / base[0]),
         _goal("asks_100_callers", ">= 0.6", plain[1] / base[1]),
         _goal("tells", ">= 0.55", plain[2] / base[2]),
         _goal("tells_journal", ">= 0.4", journal[2] / base[2]),
+        _goal("spawn_ask_stop_1000", "<= 1.74", plain[3] / base[3]),
     ]
-    if peers:
-        best = [min(row[0] for row in peers), max(row[1] for row in peers), max(row[2] for row in peers)]
+    if asked:
+        _, _, told, churned_ms = zip(*peers.values(), strict=True)
+        best = [min(row[0] for row in asked), max(row[1] for row in asked), max(told), min(churned_ms)]
         found += [
             _goal("ask_p50_best_peer", "<= 1.0", plain[0] / best[0], "best peer"),
             _goal("asks_100_callers_best_peer", ">= 1.0", plain[1] / best[1], "best peer"),
             _goal("tells_best_peer", ">= 1.0", plain[2] / best[2], "best peer"),
+            _goal("spawn_ask_stop_1000_best_peer", "<= 1.0", plain[3] / best[3], "best peer"),
         ]
     return found
 

@@ -1,6 +1,7 @@
 """One way of the loader suite in its own process: ``python -m benchmarks.loader_worker WAY STORE SOURCE``."""
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import nn
 from benchmarks.loader_model import Small
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.checkpoint import open_checkpoint
-from hostweights.hwr.ownership import collect_ownership
+from hostweights.hwr.ownership import collect_ownership, survey
 from hostweights.hwr.producers import identity_for
 from hostweights.hwr.records import generic_record
 from hostweights.hwr.restore import plan_restore
@@ -46,15 +47,24 @@ def acquire(root: Path, source: Path) -> Callable[[], object]:
         looked_up = time.perf_counter()
         module = build_skeleton(Small)
         built = time.perf_counter()
-        plan_restore(module, record, lease).commit()  # type: ignore[arg-type]  # a miss would be a broken benchmark
+        found = survey(module, record)
+        surveyed = time.perf_counter()
+        plan_restore(module, record, lease, found).commit()  # type: ignore[arg-type]  # a miss would be a broken benchmark
         bound = time.perf_counter()
-        TIMES.append((looked_up - begun, built - looked_up, bound - built))
+        TIMES.append(
+            {
+                "read": looked_up - begun,
+                "skeleton": built - looked_up,
+                "survey": surveyed - built,
+                "bind": bound - surveyed,
+            }
+        )
         kept.append((lease, module))
 
     return run
 
 
-TIMES: list[tuple[float, float, float]] = []
+TIMES: list[dict[str, float]] = []
 
 
 def stock_safe_open(source: Path) -> Callable[[], object]:
@@ -75,6 +85,15 @@ def stock_load_file(source: Path) -> Callable[[], object]:
     return lambda: [load_file(file) for file in sorted(source.glob("*.safetensors"))]
 
 
+def stock_torch_load(source: Path) -> Callable[[], object]:
+    """A file of torch's own format, mapped."""
+    copies: list[Path] = []
+    for file in sorted(source.glob("*.safetensors")):
+        copies.append(file.with_suffix(".pt"))
+        torch.save(load_file(file), copies[-1])
+    return lambda: [torch.load(file, mmap=True) for file in copies]
+
+
 def stock_load_state_dict(source: Path) -> Callable[[], object]:
     """What most loaders do after reading: ``load_state_dict(assign=True)`` into a meta module."""
 
@@ -88,7 +107,7 @@ def stock_load_state_dict(source: Path) -> Callable[[], object]:
         built = time.perf_counter()
         module.load_state_dict(state, assign=True)
         bound = time.perf_counter()
-        TIMES.append((read - begun, built - read, bound - built))
+        TIMES.append({"read": read - begun, "skeleton": built - read, "bind": bound - built})
         kept.append(module)
 
     return run
@@ -101,6 +120,7 @@ def main() -> None:
         "hostweights": lambda: acquire(root, source),
         "safe_open": lambda: stock_safe_open(source),
         "load_file": lambda: stock_load_file(source),
+        "torch_load_mmap": lambda: stock_torch_load(source),
         "load_state_dict": lambda: stock_load_state_dict(source),
     }
     run = runs[way]()
@@ -109,7 +129,7 @@ def main() -> None:
         begun = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - begun)
-    middle = [sorted(part)[len(part) // 2] for part in zip(*TIMES[1:], strict=True)]
+    middle = {part: statistics.median(times[part] for times in TIMES[1:]) for part in (TIMES[0] if TIMES else ())}
     print(json.dumps({"seconds": sorted(seconds[1:])[RUNS // 2], "parts": middle}))
 
 

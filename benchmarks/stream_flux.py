@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.results_format import Goal, Results
+from benchmarks.results_format import KEEPER, Goal, Results
 from benchmarks.stream_model import write_checkpoint
-from benchmarks.stream_peers import Enable, enabled, peers
+from benchmarks.stream_peers import ONE_FORWARD, ROUNDS, Enable, enabled, peers
 from benchmarks.stream_timing import Timing, link_bytes_per_s, measure
 from hostweights import Config, Mode, ProductionPolicy, open_sync
 
@@ -62,8 +62,8 @@ def run() -> Results:
         link = link_bytes_per_s(device)
         rows.append({"method": "model", "bytes": size_bytes, "link_gb_per_s": link / 1e9})
 
-        def keep(name: str, module: nn.Module, setup_s: float) -> None:
-            timing = timings[name] = measure(lambda: module(**inputs)[0], device)
+        def keep(name: str, module: nn.Module, setup_s: float, rounds: dict[str, int] = ROUNDS) -> None:
+            timing = timings[name] = measure(lambda: module(**inputs)[0], device, **rounds)
             rows.append(
                 {
                     "method": name,
@@ -73,6 +73,7 @@ def run() -> Results:
                     "equal": torch.equal(timing.output, timings["resident"].output),
                 }
             )
+            KEEPER.keep({"rows": rows, "goals": _goals(timings, size_bytes / link)})
 
         resident = _load(config, checkpoint).to(device)
         keep("resident", resident, 0.0)
@@ -87,9 +88,9 @@ def run() -> Results:
                 {"method": "hostweights, ring", "info": str(attachment.info), "ring": str(host.ring(attachment))}
             )
             host.detach(attachment)
-        for name, (enable, once) in peers().items() if device != "cpu" else ():
-            if not once:
-                _peer(rows, name, partial(_enabled, enable, config, checkpoint, device), keep)
+        for name, (enable, rounds) in peers().items() if device != "cpu" else ():
+            if rounds is not ONE_FORWARD:
+                _peer(rows, name, partial(_enabled, enable, config, checkpoint, device), partial(keep, rounds=rounds))
     return {"rows": rows, "goals": _goals(timings, size_bytes / link)}
 
 
@@ -112,6 +113,8 @@ def _enabled(enable: Enable, config: dict[str, object], checkpoint: Path, device
 
 
 def _goals(timings: dict[str, Timing], copied_s: float) -> list[Goal]:
+    if "hostweights" not in timings:
+        return []
     ours, resident = timings["hostweights"], timings["resident"]
     equal = torch.equal(ours.output, resident.output)
     ratio = ours.seconds / max(resident.seconds, copied_s)

@@ -9,24 +9,32 @@ import torch
 from torch import nn
 
 Enable = Callable[[nn.Module, str], nn.Module]
+ROUNDS = {"rounds": 3, "steps": 3, "warm": 1}
+ONE_ROUND = {"rounds": 1, "steps": 2, "warm": 1}
+ONE_FORWARD = {"rounds": 1, "steps": 1, "warm": 0}
+"""Of what takes seconds: kernels are warm from what ran before, and nothing of it could make a second one faster."""
 
 
-def peers() -> dict[str, tuple[Enable, bool]]:
-    """Name to (what enables it, whether one forward is enough to see how slow it is)."""
-    found: dict[str, tuple[Enable, bool]] = {}
+def peers() -> dict[str, tuple[Enable, dict[str, int]]]:
+    """Name to (what enables it, how often a forward is measured), those that come closest first."""
+    found: dict[str, tuple[Enable, dict[str, int]]] = {}
     if find_spec("diffusers") is not None:
         block = {"offload_type": "block_level", "num_blocks_per_group": 1}
-        found["diffusers block, stream"] = (_diffusers({**block, "use_stream": True}), False)
+        found["diffusers block, stream"] = (_diffusers({**block, "use_stream": True}), ROUNDS)
         found["diffusers block, stream, record_stream"] = (
             _diffusers({**block, "use_stream": True, "record_stream": True}),
-            False,
+            ROUNDS,
         )
-        found["diffusers leaf, stream"] = (_diffusers({"offload_type": "leaf_level", "use_stream": True}), False)
+        found["diffusers leaf, stream"] = (_diffusers({"offload_type": "leaf_level", "use_stream": True}), ROUNDS)
         low = {**block, "use_stream": True, "low_cpu_mem_usage": True}
-        found["diffusers block, stream, low memory"] = (_diffusers(low), False)
-        found["diffusers block, no stream"] = (_diffusers(block), True)
+        found["diffusers block, stream, low memory"] = (_diffusers(low), ONE_ROUND)
     if find_spec("accelerate") is not None:
-        found["accelerate cpu_offload"] = (_accelerate, True)
+        found["accelerate cpu_offload"] = (_accelerate, ONE_FORWARD)
+    if find_spec("diffusers") is not None:
+        found["diffusers block, no stream"] = (
+            _diffusers({"offload_type": "block_level", "num_blocks_per_group": 1}),
+            ONE_FORWARD,
+        )
     return found
 
 

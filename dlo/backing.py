@@ -12,7 +12,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, TensorEntry
 from ..messages.plan import TENSOR_ALIGNMENT_BYTES, BlockPlan, BlockTensor
 from .discovery import Block, BlockMap
-from .layout import compact_plan, pack, round_up
+from .layout import compact_plan, pack, pack_range, round_up
 from .parts import find_part
 
 
@@ -164,6 +164,13 @@ class LeaseBacking:
         else:
             pack(self._blocks[block], self._sources[block], target)
 
+    def pack_range(self, block: int, start: int, target: torch.Tensor) -> None:
+        """Copy a part of what ``pack`` would."""
+        if self._extents:
+            target.copy_(self._extents[block][start : start + target.numel()])
+        else:
+            pack_range(self._blocks[block], self._sources[block], start, target)
+
     def parked(self, block: int) -> Sequence[torch.Tensor]:
         """The block's tensors over the copy-on-write mapping."""
         return self._parked[block]
@@ -210,6 +217,10 @@ class PrivateBacking:
     def pack(self, block: int, target: torch.Tensor) -> None:
         """Copy the block's tensors together."""
         pack(self._blocks[block], self._parked[block], target)
+
+    def pack_range(self, block: int, start: int, target: torch.Tensor) -> None:
+        """Copy a part of what ``pack`` would."""
+        pack_range(self._blocks[block], self._parked[block], start, target)
 
     def parked(self, block: int) -> Sequence[torch.Tensor]:
         """The tensors themselves."""

@@ -1,12 +1,13 @@
 """What a block's parameters hold: a slot's views while the block is used, their host tensors otherwise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import BlockPlan
 from .layout import check_matches, in_mode
+from .parts import mapped
 
 
 class BlockBinding:
@@ -28,6 +29,11 @@ class BlockBinding:
     def parameters(self) -> Sequence[torch.Tensor]:
         """The streamed parameters, or the parts of those that are made of other tensors."""
         return self._parameters
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the streamed parameters, from the root."""
+        return self._names
 
     @property
     def bound(self) -> bool:
@@ -101,11 +107,24 @@ class BlockBinding:
 
     def at_home(self, tensor: torch.Tensor) -> torch.Tensor:
         """The host tensor of a streamed parameter's current value; any other tensor is given back as it is."""
-        if self._bound is not None:
-            for view, parked in zip(self._bound, self._parked, strict=True):
-                if view.data_ptr() == tensor.data_ptr():
-                    return parked
-        return tensor
+        if self._bound is None:
+            return tensor
+        homes = {view.data_ptr(): parked for view, parked in zip(self._bound, self._parked, strict=True)}
+        return mapped(tensor, lambda part: homes.get(part.data_ptr(), part))
+
+    def restore_values(
+        self, state_dict: dict[str, object], prefix: str, restored: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> None:
+        """Put real values in place of a slot's views or stand-ins in a state dict; made only if one is there."""
+        shown = self._parked if self._bound is None else (*self._bound, *self._parked)
+        names = {tensor.data_ptr(): name for tensor, name in zip(shown, self._names * 2, strict=False)}
+        found = {
+            key: names[value.data_ptr()]
+            for key, value in state_dict.items()
+            if key.startswith(prefix) and isinstance(value, torch.Tensor) and value.data_ptr() in names
+        }
+        values = restored() if found else {}
+        state_dict.update({key: values[name] for key, name in found.items()})
 
     def _fingerprint(self) -> list[int]:
         prints = [parameter.data_ptr() for parameter in self._parameters]

@@ -32,12 +32,14 @@ class Block:
 class BlockMap:
     """A model's blocks in definition order; ``resident`` names block parameters that do not travel, with the reason.
 
-    Buffers and everything outside the blocks are resident too and are not listed.
+    Buffers and everything outside the blocks are resident too and are not listed. ``kept`` are the paths of the blocks
+    that ``keeping`` took out.
     """
 
     blocks: tuple[Block, ...]
     resident: tuple[tuple[str, str], ...]
     found_by: str
+    kept: tuple[str, ...] = ()
 
     def keeping(self, count: int) -> "BlockMap":
         """The map without its first ``count`` blocks, whose parameters stay resident.
@@ -52,7 +54,8 @@ class BlockMap:
                 "or move the whole model to the device instead",
             )
         kept = [(name, "is kept resident") for block in self.blocks[:count] for name in block.parameters]
-        return BlockMap(self.blocks[count:], (*self.resident, *kept), self.found_by)
+        paths = (*self.kept, *(block.path for block in self.blocks[:count]))
+        return BlockMap(self.blocks[count:], (*self.resident, *kept), self.found_by, paths)
 
 
 def discover(module: nn.Module, declared: Sequence[str] = ()) -> BlockMap:

@@ -5,6 +5,7 @@ compute is made of events alone.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,45 +19,16 @@ from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
 from .contract import Device, Event, HostBacking
 from .layout import views
+from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
+from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block
 from .timeline import Timeline
-from .transfer import Transfer, open_transfer, settle
+from .transfer import Transfer, Way, settle
+from .tuner import WARM_FORWARDS, Tuner
 
 _LOG = logging.getLogger("hostweights")
 
 DRAIN_POLL_S = 0.05
-
-
-class SlotState:
-    """A slot's memory, the event of the copy into it, and the events of the compute that read it since."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self.block: int | None = None  # whose copy was issued whole; an interrupt between ring and copy leaves None
-        self.views: Sequence[torch.Tensor] = ()
-        self.filled: Event | None = None
-        self.readers: list[Event] = []
-
-    def read_until(self, event: Event) -> None:
-        """Compute that reads the slot ends at ``event``; readers that have ended are dropped."""
-        if self.readers:
-            self.readers = [reader for reader in self.readers if not reader.done()]
-        self.readers.append(event)
-
-
-class FailedEvent:
-    """Stands for a copy that could not even be issued."""
-
-    def __init__(self, failure: Exception) -> None:
-        self._failure = failure
-
-    def done(self) -> bool:
-        """It is over."""
-        return True
-
-    def synchronize(self) -> None:
-        """Raise why."""
-        raise self._failure
 
 
 class RingDriver:
@@ -75,12 +47,20 @@ class RingDriver:
         slots: int,
         slot_bytes: int,
         registration: RegistrationPolicy,
+        way: Way,
+        depth: str,
+        tuner: Tuner | None = None,
     ) -> None:
         self._device = device
+        self._way = way
+        self._slot_bytes = slot_bytes
+        self._tuner = tuner
+        self._depth = depth
+        self._process = os.getpid()
         self._registration = registration
         self._bindings = tuple(bindings)
         self._ring = Ring(len(self._bindings), slots)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a state dict may be taken at rest
         self._idle = threading.Condition(self._lock)
         self._closed = False
         self._stalls = 0
@@ -108,8 +88,9 @@ class RingDriver:
         While other threads hold every slot, waits until one of them is through with its block. Does nothing once the
         driver is closed. Raises HostWeightsError: copy_failed (retryable) if the block's bytes could not be brought;
         slots_exhausted if the thread itself holds blocks and no slot is left; unsupported if the block's parameters
-        were changed meanwhile.
+        were changed meanwhile, or in a forked process.
         """
+        self._refuse_fork()
         with self._lock:
             self._wait_for_slot(use.block)
             if self._closed:
@@ -158,12 +139,18 @@ class RingDriver:
 
     def begin_forward(self) -> None:
         """A forward of the whole model begins."""
+        self._refuse_fork()
         with self._lock:
             self._ring.order.begin()
+            if self._tuner is not None and self._ring.order.outermost and not self._closed:
+                self._tune(self._tuner)
 
     def end_forward(self, completed: bool) -> None:
         """It ended. After one that failed nothing is fetched ahead: what was wrong then must not fail the next one."""
         with self._lock:
+            if self._tuner is not None and self._tuner.measuring and self._ring.order.outermost:
+                self._timeline = None
+                self._tuner.end(completed)
             self._ring.order.end(completed)
             if completed:
                 self._prefetch()
@@ -191,11 +178,17 @@ class RingDriver:
                 copied_bytes=self._copied_bytes,
                 stall_s=self._stall_s,
                 registration=self._transfer.registration(),
+                slots=len(self._slots),
+                depth=self._depth,
+                packing=self._transfer.packing() if isinstance(self._transfer, UnpackingTransfer) else None,
             )
 
     def start_recording(self) -> Timeline:
         """Time every copy and every use from now on."""
         with self._lock:
+            if self._tuner is not None and self._tuner.measuring:
+                self._tuner.drop()
+                self._timeline = None
             if self._timeline is not None:
                 text = "the model's timeline is being recorded already; end that recording first"
                 raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text)
@@ -210,8 +203,10 @@ class RingDriver:
     def host_values(self, block: int, state_dict: dict[str, object], prefix: str) -> None:
         """Replace tensors over a slot in a state dict by the host tensors of equal value, which stay valid."""
         with self._lock:
-            binding = self._bindings[block]
-            if binding.bound:
+            binding, unpacking = self._bindings[block], self._unpacking()
+            if unpacking is not None:
+                binding.restore_values(state_dict, prefix, lambda: unpacking.restored(block))
+            elif binding.bound:
                 for name, value in state_dict.items():
                     if name.startswith(prefix) and isinstance(value, torch.Tensor):
                         state_dict[name] = binding.at_home(value)
@@ -230,6 +225,8 @@ class RingDriver:
                 for binding in self._bindings:
                     binding.check_untouched()
             old = self._open[-1]
+            if isinstance(old[0], UnpackingTransfer):
+                self._settle_slots()  # the new transfer's streams do not know of what the old one unpacks
             self._transfer = transfer
             self._open.append((transfer, backing))
             self._plans = plans
@@ -260,16 +257,23 @@ class RingDriver:
 
         Blocks entered meanwhile are not streamed. Idempotent; after an error from the budget it can be called again.
         """
+        self._refuse_fork()
         with self._lock:
             if not self._freed:
                 self._stop(budget)
         self._copies.close()
+        self._settle_slots()
         for state in self._slots:
             for event in state.readers:
                 settle(event)
-        for binding in self._bindings:
+        unpacking = self._unpacking()
+        for block, binding in enumerate(self._bindings):
             if terminal:
                 binding.drop()
+            elif unpacking is not None:
+                values = unpacking.restored(block)
+                binding.move_home(binding.adapt([values[name] for name in binding.names]))
+                binding.park()
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}
@@ -283,15 +287,52 @@ class RingDriver:
         self._copies.close()
         self._transfer.close()
 
+    def _unpacking(self) -> UnpackingBacking | None:
+        """The backing, if it is one whose parked tensors only stand in for values."""
+        backings = [backing for _, backing in self._open[-1:] if isinstance(backing, UnpackingBacking)]
+        return backings[0] if backings else None
+
+    def _settle_slots(self) -> None:
+        """Wait for what is on its way into the slots."""
+        for state in self._slots:
+            if state.filled is not None:
+                settle(state.filled)
+
     def _stop(self, budget: Budget | None) -> None:
         if threading.get_ident() in self._threads.values():
-            raise _inside()
+            raise inside_block()
         self._closed = True
         while self._ring.in_use():
             if budget is not None:
                 budget.check()
             self._idle.wait(DRAIN_POLL_S)
         self._freed = True
+
+    def _tune(self, tuner: Tuner) -> None:
+        """Between two forwards: add the slots that the measured forward asks for, or measure this one."""
+        depth = tuner.answer()
+        if depth is not None:
+            self._tuner, self._depth = None, depth.reason
+            self._grow(depth.slots)
+            return
+        registration = self._transfer.registration()
+        steady = self._ring.order.forwards > WARM_FORWARDS and (registration is None or registration.state != "running")
+        if steady and not tuner.waiting and self._timeline is None and not self._ring.order.last_announced:
+            self._timeline = tuner.begin(self._device, [binding.path for binding in self._bindings])
+
+    def _grow(self, slots: int) -> None:
+        try:
+            self._device.compute_ready()
+            with torch.inference_mode(mode=False):
+                while len(self._slots) < slots:
+                    self._slots.append(SlotState(self._device.allocate(self._slot_bytes)))
+                    self._ring.grow()
+        except Exception as refused:  # noqa: BLE001 - the device's error type; two slots are enough to go on
+            self._depth = f"{len(self._slots)} slots: {slots} would be faster, and the device refused: {refused}"
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise forked()
 
     def _let_go(self, transfer: Transfer, backing: HostBacking) -> None:
         """Close a backing after its transfer; one whose pages the driver keeps stays open, and here."""
@@ -307,7 +348,7 @@ class RingDriver:
 
     def _open_transfer(self, backing: HostBacking) -> Transfer:
         with torch.inference_mode(mode=False):
-            return open_transfer(backing, self._device, self._copies, self._registration)
+            return self._way.open(backing, self._device, self._copies, self._registration)
 
     def _arranged(self, backing: HostBacking) -> tuple[list[BlockPlan], list[Sequence[torch.Tensor]]]:
         """The backing's plans and host tensors in the order of the bindings' parameters."""
@@ -369,18 +410,9 @@ class RingDriver:
                     self._ring.forget(use.slot)
                     self._ring.forget_idle()  # fetched under the same circumstances
                     self._transfer.forget()
-            raise _copy_failed(binding.path, exc) from exc
-
-
-def _copy_failed(path: str, cause: Exception) -> HostWeightsError:
-    return error(
-        Stage.TRANSPORT,
-        Code.COPY_FAILED,
-        f"the weights of block {path!r} did not reach their slot: {type(cause).__name__}: {cause}; "
-        "the next forward copies them again",
-        retryable=True,
-        block=path,
-    )
+            if isinstance(exc, HostWeightsError) and exc.code in (Code.GROUP_BROKEN, Code.GROUP_MISMATCH):
+                raise HostWeightsError(exc.failure) from exc  # the next forward would fare no better
+            raise copy_failed(binding.path, exc) from exc
 
 
 @contextmanager
@@ -390,11 +422,3 @@ def _closing_on_error(transfer: Transfer) -> Iterator[None]:
     except BaseException:
         transfer.close()
         raise
-
-
-def _inside() -> HostWeightsError:
-    return error(
-        Stage.TRANSPORT,
-        Code.UNSUPPORTED,
-        "detach was called by the thread that runs a streamed block; call it after the block or from another thread",
-    )

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from .component import Component, Visit
 from .driver import RingDriver
 from .ring import Use
 
@@ -113,6 +114,29 @@ class RootHook(_Uncopyable):
             self._end(completed)
 
 
+class ComponentHook(_Uncopyable):
+    """A component's ``forward``: it is on the device from before the first kernel until after the last."""
+
+    def __init__(self, component: Component) -> None:
+        self._enter = _Opaque(component.enter)
+        self._leave = _Opaque(component.leave)
+        self._inner: Forward = component.module.forward
+        functools.update_wrapper(self, self._inner)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the component."""
+        visit = Visit()
+        try:
+            self._enter(visit)
+            return self._inner(*args, **kwargs)
+        finally:
+            try:
+                self._leave(visit)
+            except BaseException:  # an interrupt that lands in here must not keep the memory
+                self._leave(visit)
+                raise
+
+
 class Refusal(_Uncopyable):
     """Stands for an attribute whose use must fail with advice."""
 
@@ -142,7 +166,7 @@ def refuse_gone(module: nn.Module) -> None:
 
 def is_streamed(module: nn.Module) -> bool:
     """Whether a hook of this library stands on the module."""
-    return isinstance(module.__dict__.get("forward"), BlockHook | RootHook)
+    return isinstance(module.__dict__.get("forward"), BlockHook | ComponentHook | RootHook)
 
 
 def replace_attribute(module: nn.Module, name: str, value: object, undo: ExitStack) -> None:

@@ -115,6 +115,15 @@ def pack(plan: BlockPlan, sources: Sequence[torch.Tensor], target: torch.Tensor)
         ctypes.memmove(start + tensor.offset, source.data_ptr(), tensor.size_bytes)
 
 
+def pack_range(plan: BlockPlan, sources: Sequence[torch.Tensor], start: int, target: torch.Tensor) -> None:
+    """As ``pack``, only the bytes of the block from ``start`` on that ``target`` holds."""
+    end = start + target.numel()
+    for tensor, source in zip(plan.tensors, sources, strict=True):
+        first, last = max(tensor.offset, start), min(tensor.offset + tensor.size_bytes, end)
+        if first < last:
+            ctypes.memmove(target.data_ptr() + first - start, source.data_ptr() + first - tensor.offset, last - first)
+
+
 def check_matches(tensor: BlockTensor, found: torch.Tensor) -> None:
     """Raise HostWeightsError(shape_mismatch) unless ``found`` has the planned dtype, shape and strides."""
     wanted = (TORCH_DTYPES[tensor.dtype], tensor.shape, _strides(tensor.shape, tensor.stride))

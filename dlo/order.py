@@ -29,6 +29,16 @@ class CallOrder:
         """Say how many forwards begin after this call; after the last of them no first block is guessed."""
         self._remaining = forwards
 
+    @property
+    def last_announced(self) -> bool:
+        """Whether no forward is to come after the one that runs."""
+        return self._remaining == 0
+
+    @property
+    def outermost(self) -> bool:
+        """Whether the forward that runs is called by no other."""
+        return self._depth == 1
+
     def begin(self) -> None:
         """A forward of the whole model begins; nested calls belong to the outer one."""
         self._depth += 1

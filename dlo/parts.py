@@ -4,7 +4,7 @@ A plain parameter is its own only part. One of a class that is taken apart (``me
 parts hold: giving a part other memory gives it to the whole. Only the device that the whole shows does not follow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, Protocol, cast
 
@@ -50,6 +50,16 @@ def find_part(module: nn.Module, name: str) -> torch.Tensor:
     return found
 
 
+def mapped(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What ``change`` makes of a plain tensor; of any other a new one of its class over what becomes of its parts."""
+    if not is_composite(tensor):
+        return change(tensor)
+    flattening = cast("_Flattening", tensor)
+    names, context = flattening.__tensor_flatten__()
+    inner: dict[str, torch.Tensor] = {name: mapped(getattr(tensor, name), change) for name in names}
+    return type(flattening).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+
+
 def show_device(parameters: Sequence[torch.Tensor], device: torch.device, undo: ExitStack) -> None:
     """Let every composite among ``parameters`` show ``device``, until ``undo``; its parts are not touched."""
     for parameter in parameters:
@@ -66,12 +76,4 @@ def _show(parameter: torch.Tensor, other: torch.Tensor) -> None:
 
 def _shell(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the same class, shape and context on ``device``, over next to no memory."""
-    flattening = cast("_Flattening", tensor)
-    names, context = flattening.__tensor_flatten__()
-    inner: dict[str, torch.Tensor] = {name: getattr(tensor, name) for name in names}
-    shells = {name: (_shell if is_composite(part) else _empty)(part, device) for name, part in inner.items()}
-    return type(flattening).__tensor_unflatten__(shells, context, tensor.size(), tensor.stride())
-
-
-def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+    return mapped(tensor, lambda part: torch.empty((), dtype=part.dtype, device=device).expand(part.shape))

@@ -16,7 +16,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.transport import RegistrationInfo, RegistrationPolicy
 from .chunks import CHUNK_BYTES, Chunk, HostRange, plan_chunks
 from .contract import Event, HostMemory
-from .headroom import pinnable_bytes
+from .headroom import LockLimit, lock_limit, pinnable_bytes
 from .ledger import PROCESS_LEDGER, Ledger
 from .turns import file_turn
 
@@ -58,6 +58,7 @@ class Registration:
         page_bytes: int = mmap.PAGESIZE,
         chunk_bytes: int = CHUNK_BYTES,
         headroom: Callable[[], int | None] = pinnable_bytes,
+        locks: Callable[[], LockLimit] = lock_limit,
     ) -> None:
         self._memory = memory
         self._chunks = plan_chunks(ranges, page_bytes, chunk_bytes)
@@ -65,6 +66,10 @@ class Registration:
         self._policy = policy
         self._ledger = ledger
         self._headroom = headroom
+        self._locks = locks
+        self._room_bytes: int | None = None
+        self._limit = LockLimit(None, 0)
+        self._charges = False  # the driver charges pinned pages to the lock limit
         self._changed = threading.Condition()
         self._states = [BlockState.PENDING if each.size_bytes else BlockState.REFUSED for each in ranges]
         self._registered: list[Chunk] = []
@@ -137,6 +142,8 @@ class Registration:
                 registered_bytes=sum(chunk.size_bytes for chunk in self._registered),
                 seconds=ended_s - self._began_s,
                 reason=self._reason,
+                room_bytes=self._room_bytes,
+                memlock_bytes=self._limit.left_bytes,
             )
 
     def close(self) -> None:
@@ -169,16 +176,15 @@ class Registration:
         _KEPT.discard(self)
 
     def _run(self) -> None:
+        self._room_bytes, self._limit = self._headroom(), self._locks()
         until_s = self._began_s + self._policy.deadline_s
-        limits = [limit for limit in (self._policy.budget_bytes, self._headroom()) if limit is not None]
-        room_bytes = min(limits, default=None)
         remaining = list(self._chunks)
         done_bytes = 0
         while remaining:
             chunk = self._choose(remaining)
             remaining.remove(chunk)
             done_bytes += chunk.size_bytes
-            refusal = self._why_stop(done_bytes, room_bytes, until_s)
+            refusal = self._why_stop(done_bytes, until_s)
             if refusal is None:
                 _LOG.debug("registering %d bytes, %d ranges after that", chunk.size_bytes, len(remaining))
                 refusal = self._register(chunk, until_s)
@@ -217,16 +223,22 @@ class Registration:
             return "the budget is 0 bytes"
         return self._memory.why_not()
 
-    def _why_stop(self, done_bytes: int, room_bytes: int | None, until_s: float) -> str | None:
+    def _why_stop(self, done_bytes: int, until_s: float) -> str | None:
         if self._stopping:
             return "closed"
         if time.monotonic() >= until_s:
             return f"not done within {self._policy.deadline_s} s"
-        if room_bytes is not None and done_bytes > room_bytes:
-            budget = self._policy.budget_bytes
-            which = "the budget" if budget == room_bytes else "what the memory control group can pin"
-            return f"{which} is {room_bytes} bytes"
+        for which, limit in (
+            ("the budget", self._policy.budget_bytes),
+            ("what the memory control group can pin", self._room_bytes),
+            ("what RLIMIT_MEMLOCK leaves, which this driver charges (see ulimit -l),", self._lock_room()),
+        ):
+            if limit is not None and done_bytes > limit:
+                return f"{which} is {limit} bytes"
         return None
+
+    def _lock_room(self) -> int | None:
+        return self._limit.left_bytes if self._charges else None
 
     def _register(self, chunk: Chunk, until_s: float) -> str | None:
         """Register one chunk in its file's turn; returns why that was not possible."""
@@ -237,8 +249,11 @@ class Registration:
             try:
                 self._ledger.register(self._memory, chunk.address, chunk.size_bytes)
             except Exception as refused:  # noqa: BLE001 - the driver's error type is the device's
-                return f"the driver refused {chunk.size_bytes} bytes of pinned host memory: {refused}"
+                return f"the driver refused {chunk.size_bytes} bytes of pinned host memory: {refused}{self._hint()}"
             prompt = time.monotonic() - began_s < PATIENCE_S
+        if not self._registered and self._limit.left_bytes is not None:
+            charged_bytes = self._locks().charged_bytes - self._limit.charged_bytes
+            self._charges = charged_bytes >= chunk.size_bytes // 2
         with self._changed:
             _KEPT.add(self)
             self._registered.append(chunk)
@@ -247,6 +262,12 @@ class Registration:
                 self._states[block] = BlockState.REGISTERED
             self._changed.notify_all()
         return None
+
+    def _hint(self) -> str:
+        left_bytes = self._limit.left_bytes
+        if left_bytes is None or left_bytes >= sum(chunk.size_bytes for chunk in self._chunks):
+            return ""
+        return f"; RLIMIT_MEMLOCK leaves {left_bytes} bytes: raise it (ulimit -l, --ulimit memlock=-1) if that is why"
 
     def _pause(self, until_s: float) -> bool:
         with self._changed:

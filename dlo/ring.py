@@ -59,6 +59,10 @@ class Ring:
         self._place: dict[int, _Slot] = {}
         self._clock = 0
 
+    def grow(self) -> None:
+        """One slot more."""
+        self._slots.append(_Slot(len(self._slots)))
+
     def acquire(self, use: Use) -> Fill:
         """Take the block of ``use`` for use; its slot is fixed until each use was released.
 

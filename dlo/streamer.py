@@ -3,29 +3,33 @@
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
-from ..messages.plan import TENSOR_ALIGNMENT_BYTES
 from ..messages.transport import RegistrationPolicy, RingStats
 from .binding import BlockBinding
+from .component import Component, components
 from .contract import Device, HostBacking
+from .depth import LEAST_SLOTS, MOST_AUTOMATIC_SLOTS
 from .discovery import BlockMap, discover
 from .driver import RingDriver
-from .hooks import BlockHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
-from .layout import capacity_bytes, round_up
+from .hooks import BlockHook, ComponentHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
+from .layout import capacity_bytes
 from .parts import find_part, show_device
 from .resident import Resident
+from .sharded import refuse_sharded
 from .timeline import Timeline
+from .transfer import RankLocal, Way
+from .tuner import Tuner
 
 _LOG = logging.getLogger("hostweights")
 
-MIN_SLOTS = 2
+MIN_SLOTS = LEAST_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,12 @@ class RingSizes:
     block_bytes: int
     slot_bytes: int
     direct: bool
+    kept: tuple[str, ...] = ()
+    on_demand: tuple[str, ...] = ()
 
 
 def _ring_sizes(
-    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int
+    modules: Sequence[nn.Module], bindings: Sequence[BlockBinding], backing: HostBacking, slots: int, way: Way
 ) -> RingSizes:
     """A slot holds the largest block in any layout: an artifact's extent also holds the block's buffers."""
     needs = [
@@ -51,7 +57,7 @@ def _ring_sizes(
         paths=tuple(binding.path for binding in bindings),
         slots=min(slots, len(bindings)),
         block_bytes=sum(plan.size_bytes for plan in backing.blocks),
-        slot_bytes=round_up(max(needs), TENSOR_ALIGNMENT_BYTES),
+        slot_bytes=way.slot_bytes(max(needs)),
         direct=all(backing.extent(block) is not None for block in range(len(bindings))),
     )
 
@@ -69,6 +75,7 @@ class Streamer:
         device: Device,
         driver: RingDriver,
         resident: Resident,
+        parts: Sequence[Component],
         hooks: ExitStack,
         rest: ExitStack,
         sizes: "RingSizes",
@@ -78,6 +85,7 @@ class Streamer:
         self._device = device
         self._driver = driver
         self._resident = resident
+        self._parts = tuple(parts)
         self._hooks = hooks
         self._rest = rest
         self._sizes = sizes
@@ -92,29 +100,47 @@ class Streamer:
         device: Device,
         backing: HostBacking,
         *,
-        slots: int = MIN_SLOTS,
+        slots: int | None = MIN_SLOTS,
+        slot_limit_bytes: int | None = None,
         budget: Budget | None = None,
         registration: RegistrationPolicy | None = None,
+        on_demand: Sequence[str] = (),
+        way: Way = RankLocal(),  # noqa: B008  holds nothing
     ) -> "Streamer":
         """Stream ``module``'s blocks from ``backing`` through ``slots`` slots of ``device``.
 
         ``blocks`` is a discovery or declared paths. Parameters that ``backing`` does not hold, buffers and everything
         outside the blocks move to the device. Streamed parameters are frozen and show the backing's parked tensors
         between uses. Device memory taken, at every moment: the resident part and the slots. Fewer slots are made when
-        there are fewer blocks. ``registration`` bounds what is registered with the device's driver.
+        there are fewer blocks. ``registration`` bounds what is registered with the device's driver. ``way`` says
+        whether blocks come rank by rank or are gathered; gathering makes this call one that all ranks make together.
+
+        ``slots`` None begins with two; after the first forwards were measured, between two forwards, more are added if
+        they shorten a forward and all slots fit ``slot_limit_bytes``. What was decided is in ``stats().depth``.
+
+        Blocks that the discovery keeps stay on the device until ``release``. Parts at the paths of ``on_demand``,
+        outside the blocks, are there only while their ``forward`` runs.
 
         After any error the model is as it was and the backing still belongs to the caller; otherwise the backing is
         closed by ``detach`` or ``rebase``. Raises HostWeightsError: already_attached, not_attached (after a terminal
         detach), blocks_not_found, coverage_incomplete, shape_mismatch, invalid_config, or what the budget raises.
         """
         refuse_gone(module)
+        refuse_sharded(module)
+        asked, slots = slots, MIN_SLOTS if slots is None else slots
         _refuse_below(slots, MIN_SLOTS, f"a ring of {slots!r} slots cannot overlap; {MIN_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
         modules = [module.get_submodule(block.path) for block in found.blocks]
         _refuse_twice(module, modules)
         _check_blocks([block.path for block in found.blocks], backing)
         bindings = _bindings(module, found, backing)
-        sizes = _ring_sizes(modules, bindings, backing, slots)
+        sizes = replace(
+            _ring_sizes(modules, bindings, backing, slots, way), kept=found.kept, on_demand=tuple(on_demand)
+        )
+        # Ranks would measure differently, and must gather the same blocks in the same order.
+        alone = isinstance(way, RankLocal)
+        tuner = _tuner(sizes, slot_limit_bytes) if asked is None and alone else None
+        depth = f"{sizes.slots} slots: {_why(asked, sizes, tuner, alone)}"
         with (
             torch.inference_mode(mode=False),
             ExitStack() as rest,
@@ -122,25 +148,40 @@ class Streamer:
             ExitStack() as hooks,
         ):
             streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
-            resident = Resident(module, streamed)
+            parts = components(module, found.kept, on_demand, streamed, device)
+            resident = Resident(module, streamed.union(id(each) for part in parts for each in part.parameters))
             resident.move(device.torch_device, budget, rest)
             show_device(list(module.parameters()), device.torch_device, rest)
+            for part in parts:
+                rest.callback(part.close)
+                if part.keep:
+                    part.fetch(budget)
             _freeze(modules, rest)
             for binding in bindings:
                 failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
             policy = RegistrationPolicy() if registration is None else registration
             driver = RingDriver(
-                device, backing, bindings, slots=sizes.slots, slot_bytes=sizes.slot_bytes, registration=policy
+                device,
+                backing,
+                bindings,
+                slots=sizes.slots,
+                slot_bytes=sizes.slot_bytes,
+                registration=policy,
+                way=way,
+                depth=depth,
+                tuner=tuner,
             )
             failed.callback(driver.abandon)
             guard(module, modules, driver, rest)
             for index, block in enumerate(modules):
                 replace_attribute(block, "forward", BlockHook(driver, index, block), hooks)
+            for part in parts:
+                replace_attribute(part.module, "forward", ComponentHook(part), hooks)
             replace_attribute(module, "forward", RootHook(driver, module), hooks)
             _check(budget)
             driver.prefetch()
             failed.pop_all()
-            return cls(module, modules, device, driver, resident, hooks.pop_all(), rest.pop_all(), sizes)
+            return cls(module, modules, device, driver, resident, parts, hooks.pop_all(), rest.pop_all(), sizes)
 
     @property
     def sizes(self) -> "RingSizes":
@@ -156,13 +197,23 @@ class Streamer:
         _refuse_below(forwards, 0, f"{forwards!r} forwards cannot follow; announce a number, 0 or more")
         self._driver.announce(forwards)
 
-    def at_rest(self, budget: Budget) -> AbstractContextManager[None]:
-        """Inside, no block is in use and parameters show host tensors: for who must see every weight at once.
+    @contextmanager
+    def at_rest(self, budget: Budget) -> Iterator[None]:
+        """Inside, no block is in use and every tensor of the model is a host tensor with its value.
 
-        Waits by ``budget`` for the blocks in use; blocks that are called meanwhile wait. Keep it short, and call no
-        block inside.
+        For who must see every weight at once, between two forwards. Waits by ``budget`` for the blocks in use; blocks
+        that are called meanwhile wait. Keep it short, and call no block inside.
         """
-        return self._driver.at_rest(budget)
+        with self.at_home(), self._driver.at_rest(budget):
+            yield
+
+    def release(self) -> int:
+        """Let the kept blocks leave the device, but for those in use; returns the bytes let go.
+
+        The next forward brings them back, and they stay again.
+        """
+        with self._changing:
+            return sum(part.release() for part in self._parts if part.keep)
 
     def _settle_device(self) -> None:
         """What is not streamed may still be computing, on any stream, from memory that is about to be let go."""
@@ -190,7 +241,10 @@ class Streamer:
 
         Afterwards the replacements are what ``detach`` brings back; what computes stays what it was.
         """
-        with self._changing, self._resident.at_home():
+        with self._changing, ExitStack() as stack:
+            stack.enter_context(self._resident.at_home())
+            for part in self._parts:
+                stack.enter_context(part.at_home())
             yield
 
     def rebase(self, backing: HostBacking, budget: Budget | None = None) -> None:
@@ -238,6 +292,27 @@ def _refuse_below(value: object, least: int, text: str) -> None:
     """A count from an untyped caller is checked here: later it would fail a forward."""
     if not isinstance(value, int) or value < least:
         raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text)
+
+
+def _tuner(sizes: RingSizes, slot_limit_bytes: int | None) -> Tuner | None:
+    """What may add slots; None if there can be no more of them."""
+    most = min(MOST_AUTOMATIC_SLOTS, len(sizes.paths))
+    if slot_limit_bytes is not None:
+        least_bytes = sizes.slots * sizes.slot_bytes
+        text = f"{sizes.slots} slots take {least_bytes} bytes and {slot_limit_bytes!r} are allowed; allow more"
+        _refuse_below(slot_limit_bytes, least_bytes, text)
+        most = min(most, slot_limit_bytes // max(1, sizes.slot_bytes))
+    return Tuner(most) if most > sizes.slots else None
+
+
+def _why(asked: int | None, sizes: RingSizes, tuner: Tuner | None, alone: bool) -> str:
+    if asked is not None:
+        return "as asked" if sizes.slots == asked else "there are no more blocks"
+    if tuner is not None:
+        return "not measured yet"
+    if sizes.slots == len(sizes.paths):
+        return "there are no more blocks"
+    return "memory allows no more" if alone else "ranks that gather keep the same number"
 
 
 def _refuse_twice(module: nn.Module, modules: Sequence[nn.Module]) -> None:

@@ -45,6 +45,10 @@ class Timeline:
         """An interval between two events, which may not have passed yet."""
         self._marks.append((kind, block, begin, end))
 
+    def passed(self) -> bool:
+        """Whether ``finish`` would not wait."""
+        return all(end.done() for _, _, _, end in self._marks)
+
     def finish(self) -> None:
         """Wait for every event and turn them into seconds. Intervals of failed copies are left out."""
         made: list[Interval] = []

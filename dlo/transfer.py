@@ -5,9 +5,12 @@ from typing import Protocol
 
 import torch
 
+from ..messages.plan import TENSOR_ALIGNMENT_BYTES
 from ..messages.transport import RegistrationInfo, RegistrationPolicy
 from .chunks import HostRange
 from .contract import Device, Event, HostBacking, HostMemory, Stream
+from .layout import round_up
+from .packed.contract import UnpackingBacking
 from .registration import BlockState, Registration
 
 SLOW_BYTES_PER_S = 26e9
@@ -53,6 +56,18 @@ class Transfer(Protocol):
 
         Raises HostWeightsError(unregister_failed) when the device may still read the backing's memory.
         """
+        ...
+
+
+class Way(Protocol):
+    """How the blocks of a model travel: alone, or together with other ranks. One for each attached model."""
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """The bytes that a slot needs for a block of this size."""
+        ...
+
+    def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """Make the transfer out of a backing; the first, or one that takes over from the last one opened."""
         ...
 
 
@@ -270,12 +285,26 @@ def extents_of(backing: HostBacking) -> list[torch.Tensor]:
 
 def open_transfer(backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
     """Direct if every block of the backing is one extent, else staged; direct by registration where that matters."""
+    if isinstance(backing, UnpackingBacking):
+        return backing.open_transfer(open_transfer, device, copies, policy)
     if any(backing.extent(block) is None for block in range(len(backing.blocks))):
         return StagedTransfer(backing, device, copies)
     memory = device.host_memory()
     if memory is None:
         return DirectTransfer(backing, copies)
     return RegisteredTransfer(backing, device, copies, memory, _registration(backing, memory, policy))
+
+
+class RankLocal:
+    """Each process brings whole blocks by itself. Implements ``Way``."""
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """Whole alignments."""
+        return round_up(size_bytes, TENSOR_ALIGNMENT_BYTES)
+
+    def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """By what the backing and the device allow."""
+        return open_transfer(backing, device, copies, policy)
 
 
 def _registration(backing: HostBacking, memory: HostMemory, policy: RegistrationPolicy) -> Registration:

@@ -2,7 +2,7 @@
 
 A cache of the directory tree, so that no build has to walk it. It is changed under the capacity lock and replaced by
 one rename, so a killed process leaves the old or the new one. It is not synced: after a reboot, or when it cannot be
-read, it is counted anew from the tree.
+read, it is counted anew from the tree. On a full disk it is given up, so that what makes room never needs any.
 """
 
 import os
@@ -15,7 +15,7 @@ from ..messages.manifest import MANIFEST_SCHEMA
 from .catalog import READY_NAME, list_generations
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
-from .store_files import Damage, Place, list_names, open_member, opened_directory, read_record, write_at
+from .store_files import NO_SPACE, Damage, Place, list_names, open_member, opened_directory, read_record, write_at
 
 RECORD_NAME: Final = "account.json"
 _UNFINISHED_NAME: Final = "account.json.new"
@@ -55,6 +55,8 @@ class Account:
 
     holdings: dict[tuple[str, str], int] = field(default_factory=dict)
     reservations: dict[str, Reservation] = field(default_factory=dict)
+    saved: bool = True
+    """Whether the file says so too."""
 
     @property
     def held_bytes(self) -> int:
@@ -86,8 +88,11 @@ class Account:
                 self.recount_key(artifacts, key)
 
 
-def load_account(root: Place, artifacts: Place) -> Account:
-    """Read the account; count it anew where there is none for this run of the kernel. Under the capacity lock."""
+def load_account(root: Place, artifacts: Place, staging: Place) -> Account:
+    """Read the account; count it anew where there is none for this run of the kernel. Under the capacity lock.
+
+    Without a file, a builder's reservation is what its staging directory takes: it takes all of it before it writes.
+    """
     try:
         record = _read(root)
     except (Damage, NewerSchema):
@@ -95,6 +100,8 @@ def load_account(root: Place, artifacts: Place) -> Account:
     account = Account()
     if record is not None:
         account.reservations = {reservation.staging: reservation for reservation in record.reservations}
+    else:
+        account.reservations = {reservation.staging: reservation for reservation in _staged(staging)}
     if record is not None and record.boot_id == files().boot_id():
         account.holdings = {(held.key, held.generation): held.size_bytes for held in record.holdings}
     else:
@@ -102,8 +109,31 @@ def load_account(root: Place, artifacts: Place) -> Account:
     return account
 
 
+def _staged(staging: Place) -> list[Reservation]:
+    found: list[Reservation] = []
+    for name in list_names(staging):
+        key = name.partition(".")[0]
+        with suppress(OSError), opened_directory(staging.path / name, staging.fd) as place:
+            if is_key(key):
+                found.append(Reservation(staging=name, key=key, size_bytes=directory_bytes(place)))
+    return found
+
+
 def save_account(root: Place, account: Account, mode: int) -> None:
-    """Replace the account's file. Under the capacity lock."""
+    """Replace the account's file, or give it up on a full disk: ``account.saved``. Under the capacity lock."""
+    try:
+        _write(root, account, mode)
+        account.saved = True
+    except OSError as failure:
+        if failure.errno not in NO_SPACE:
+            raise
+        account.saved = False
+        for name in (_UNFINISHED_NAME, RECORD_NAME):
+            with suppress(FileNotFoundError):
+                files().unlink(name, dir_fd=root.fd)
+
+
+def _write(root: Place, account: Account, mode: int) -> None:
     boot_id = files().boot_id() or _UNKNOWN_BOOT
     holdings = tuple(
         Holding(key=key, generation=generation, size_bytes=size_bytes)

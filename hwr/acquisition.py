@@ -27,7 +27,7 @@ _USE_GRAIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is looked for, and how."""
+    """What is looked for, and how; ``condemned`` leases a condemned generation too, to look at it."""
 
     key: str
     identity: ArtifactIdentity
@@ -35,6 +35,7 @@ class Search:
     lease_id: str
     wait_s: float
     may_write: bool
+    condemned: bool = False
 
 
 class Gone(Exception):  # noqa: N818  # not an error: the directory is no generation, or none any more
@@ -71,7 +72,9 @@ def lease_generation(key_directory: Place, generation: str, search: Search, budg
         with opened as place, ExitStack() as undo:
             lock = undo.enter_context(catalog.open_ready(place))
             _lock_shared(lock, place, search.wait_s, budget)
-            if not _still_there(place, lock) or catalog.is_condemned(key_directory, generation):
+            if not _still_there(place, lock):
+                raise Gone
+            if catalog.is_condemned(key_directory, generation) and not search.condemned:
                 raise Gone
             try:
                 lease = _check_and_map(key_directory, place, lock, search, budget)

@@ -8,10 +8,9 @@ from torch import nn
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Lease
 from .module_tensors import Place
-from .ownership import ownership_of, tensor_groups
-from .records import ModelRecord, block_names
+from .ownership import survey
+from .records import ModelRecord
 from .restore import check_manifest
-from .subclasses import composites
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,12 @@ def check_adoptable(module: nn.Module, record: ModelRecord, lease: Lease) -> Non
 def _plan(module: nn.Module, record: ModelRecord, lease: Lease) -> list[_Swap]:
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed", "")
-    groups = tensor_groups(module)
-    check_manifest(ownership_of(groups, block_names(module, record), composites(module)), lease.manifest)
-    return [_prepare(place, _view(lease, name)) for name, group in groups.items() for place in group]
+    found = survey(module, record)
+    check_manifest(found.ownership, lease.manifest)
+    # A packed tensor has no pages that could be read in place: its private memory, of equal values, stays.
+    packed = {entry.name for entry in lease.manifest.packed}
+    groups = [(name, group) for name, group in found.groups.items() if name not in packed]
+    return [_prepare(place, _view(lease, name)) for name, group in groups for place in group]
 
 
 def _view(lease: Lease, name: str) -> torch.Tensor:

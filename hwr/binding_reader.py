@@ -1,6 +1,6 @@
 """Reading what a binding describes: one tensor of the model, from its places in a checkpoint."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 import torch
@@ -12,18 +12,23 @@ from .checkpoint import Checkpoint
 from .dtypes import contiguous_stride, torch_dtype
 from .source_files import CHUNK_BYTES, allocate, tensor_bytes
 
+Allocate = Callable[[Sequence[int], torch.dtype, str], torch.Tensor]
+"""Gives a C-contiguous CPU tensor of a shape and dtype; the text says what for."""
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """A dtype that copies any other of its width bit by bit."""
 
 
-def read_binding(checkpoint: Checkpoint, binding: Binding, budget: Budget) -> torch.Tensor:
-    """The tensor the model wants, in private CPU memory, C-contiguous; the caller's own.
+def read_binding(
+    checkpoint: Checkpoint, binding: Binding, budget: Budget, place: Allocate = allocate, chunks: Allocate = allocate
+) -> torch.Tensor:
+    """The tensor the model wants, in CPU memory that ``place`` gives (by default its own), C-contiguous.
 
     Boxes that lie in one piece on both sides are read in place. A source with any other box is read once, in chunks
-    of about ``CHUNK_BYTES``, so that beside the result only one chunk is held. Raises source_changed, io_error,
-    no_space when memory cannot be had, and what ``budget`` raises.
+    of about ``CHUNK_BYTES`` that ``chunks`` gives, so that beside the result only one chunk is held. Raises
+    source_changed, io_error, no_space when memory cannot be had, and what ``budget`` raises.
     """
-    target = allocate(binding.shape, torch_dtype(binding.dtype), f"tensor {binding.name}")
+    target = place(binding.shape, torch_dtype(binding.dtype), f"tensor {binding.name}")
     for index, source in enumerate(binding.sources):
         copies = [copy for copy in binding.copies if copy.source == index]
         pieces = [_in_one_piece(copy, source, binding) for copy in copies]
@@ -33,7 +38,7 @@ def read_binding(checkpoint: Checkpoint, binding: Binding, budget: Budget) -> to
             ranges = ((skip, memory[begin : begin + size]) for skip, begin, size in direct)
             checkpoint.read_ranges(source.key, ranges, budget)
         else:
-            _read_staged(checkpoint, source, copies, target, budget)
+            _read_staged(checkpoint, source, copies, target, budget, chunks)
     return target
 
 
@@ -62,14 +67,19 @@ def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def _read_staged(
-    checkpoint: Checkpoint, source: SourceTensor, copies: Sequence[RegionCopy], target: torch.Tensor, budget: Budget
+    checkpoint: Checkpoint,
+    source: SourceTensor,
+    copies: Sequence[RegionCopy],
+    target: torch.Tensor,
+    budget: Budget,
+    chunks: Allocate,
 ) -> None:
     """Read a source once, chunk by chunk along its outermost dimension that has any length, and copy its boxes."""
     dim = next((dim for dim, size in enumerate(source.shape) if size != 1), 0)
     row_bytes = prod(source.shape[dim + 1 :]) * ITEM_SIZE_BYTES[source.dtype]
     for first, end in _chunks(copies, dim, max(1, CHUNK_BYTES // max(row_bytes, 1))):
         shape = (*source.shape[:dim], end - first, *source.shape[dim + 1 :]) if source.shape else ()
-        chunk = allocate(shape, torch_dtype(source.dtype), f"a piece of {source.key}")
+        chunk = chunks(shape, torch_dtype(source.dtype), f"a piece of {source.key}")
         checkpoint.read_ranges(source.key, [(first * row_bytes, tensor_bytes(chunk))], budget)
         for copy in copies:
             _copy_box(copy, dim, first, chunk, target)

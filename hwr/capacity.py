@@ -5,6 +5,8 @@ void as soon as nobody holds that directory's own lock, so nothing has to be giv
 published generation replaces its reservation by being found when the reservation has become void.
 """
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -80,6 +82,10 @@ class Ledger:
         Raises HostWeightsError: capacity_exceeded, having collected nothing, when that does not make enough room
         (retryable unless the limit is smaller than the artifact); domain_busy (retryable).
         """
+        while not self._try_to_reserve(staged, key, size_bytes, budget):
+            continue  # the disk was too full to note it; each turn collects something, or raises
+
+    def _try_to_reserve(self, staged: Place, key: str, size_bytes: int, budget: Budget) -> bool:
         with ExitStack() as stack:
             with self._transaction(budget) as account:
                 victims = self._make_room(account, size_bytes, stack)
@@ -89,6 +95,9 @@ class Ledger:
                 self._move(account, victims, keep_bytes=False)
             for victim in victims:
                 victim.delete(self._workshop.staging)
+        if not account.saved and not victims:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._workshop.root.path))
+        return account.saved
 
     def collect(self, max_store_bytes: int | None, budget: Budget) -> int:
         """Delete condemned generations, and others by last lease until all limits hold; returns the bytes freed.
@@ -151,7 +160,7 @@ class Ledger:
                     path=path,
                 ),
             )
-            account = load_account(self._workshop.root, self._artifacts)
+            account = load_account(self._workshop.root, self._artifacts, self._workshop.staging)
             self._settle(account)
             yield account
             self._save(account)
@@ -228,7 +237,7 @@ class Ledger:
         for candidate in order:
             if found_bytes >= wanted_bytes:
                 break
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 victim = Victim.lock(self._artifacts, candidate.key, candidate.generation)
                 if victim is not None:
                     stack.callback(victim.close)
@@ -258,8 +267,8 @@ class Ledger:
         text = (
             f"{size_bytes} bytes are needed; the store holds {account.held_bytes} ({condemned} of them condemned), "
             f"builders have reserved {account.reserved_bytes}, max_store_bytes is {limit}, {free_bytes} are free, "
-            f"min_free_bytes is {policy.min_free_bytes}; what else could go is leased or pinned: release, unpin or "
-            "remove generations, or raise the limit"
+            f"min_free_bytes is {policy.min_free_bytes}; what else could go is leased, pinned or another user's: "
+            "release, unpin or remove generations, or raise the limit"
         )
         return error(
             Stage.CAPACITY,

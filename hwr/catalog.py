@@ -3,20 +3,22 @@
 import errno
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from ..messages.failure import Code, printable
 from ..messages.manifest import CondemnedMarker
 from .filesystem import files
-from .json_records import encode_record
+from .json_records import NewerSchema, decode_record, encode_record
 from .locks import LockHandle
-from .store_files import Place, write_new_file
+from .store_files import Damage, Place, list_names, open_member, read_record, write_new_file
 
 READY_NAME: Final = "READY.json"
 MANIFEST_NAME: Final = "manifest.json"
 _GENERATION: Final = re.compile(r"[0-9]{8}")
 _CONDEMNED_SUFFIX: Final = ".condemned.json"
+_TAKEN_SUFFIX: Final = ".taken"
 _PINNED_NAME: Final = "pinned"
 
 
@@ -36,9 +38,26 @@ def list_generations(names: list[str]) -> list[GenerationName]:
 
 
 def next_generation(names: list[str]) -> str:
-    """The number of the next publication: never one that was used, also not by a condemned or removed generation."""
-    used = {name.removesuffix(_CONDEMNED_SUFFIX) for name in names}
+    """The number after all those that were ever used, as the names of a key's directory tell."""
+    used = {name.removesuffix(_CONDEMNED_SUFFIX).removesuffix(_TAKEN_SUFFIX) for name in names}
     return f"{max((int(name) for name in used if _GENERATION.fullmatch(name)), default=0) + 1:08d}"
+
+
+def take_number(key_directory: Place) -> str:
+    """Take the number of the next publication; no other one ever gets it, whether this one succeeds or is removed.
+
+    Called under the key's build lock. The mark of the highest number stays when generations go; it is durable once
+    the directory was synced, and a number that a power failure gave back had not been published. Raises OSError.
+    """
+    names = list_names(key_directory)
+    generation = next_generation(names)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    files().close(files().open(generation + _TAKEN_SUFFIX, flags, 0o444, dir_fd=key_directory.fd))
+    for name in names:
+        if name.endswith(_TAKEN_SUFFIX):
+            with suppress(OSError):  # one mark more does no harm
+                files().unlink(name, dir_fd=key_directory.fd)
+    return generation
 
 
 def is_condemned(key_directory: Place, generation: str) -> bool:
@@ -48,6 +67,22 @@ def is_condemned(key_directory: Place, generation: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def condemnation(key_directory: Place, generation: str) -> str | None:
+    """The code and the reason of the marker, as far as it can be read; None where there is none. Raises OSError."""
+    if not is_condemned(key_directory, generation):
+        return None
+    name = generation + _CONDEMNED_SUFFIX
+    try:
+        fd = open_member(key_directory, name)
+        try:
+            marker = decode_record(read_record(fd, key_directory.path / name), CondemnedMarker, key_directory.path)
+        finally:
+            files().close(fd)
+    except (Damage, NewerSchema) as unreadable:
+        return f"by a marker that says no more: {unreadable}"
+    return f"{marker.code}: {marker.reason}"
 
 
 def is_pinned(key_directory: Place) -> bool:

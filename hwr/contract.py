@@ -4,8 +4,9 @@ Everything here is plain blocking code. A call that can take long gets a ``Budge
 raises, the call undoes what it began and lets the exception pass.
 
 Vocabulary. *Artifact*: the finished weights named by one identity. *Generation*: one publication of an artifact, never
-changed after it became visible. *Lease*: the right to map one generation, held by a kernel lock. *Producer*: writes an
-artifact. *Condemned*: a generation that must not be leased any more; whoever holds it keeps it.
+changed after it became visible; its number never names another one of its key, also after it was removed. *Lease*: the
+right to map one generation, held by a kernel lock. *Producer*: writes an artifact. *Condemned*: a generation that must
+not be leased any more; whoever holds it keeps it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from ..messages.composites import CompositeEntry
 from ..messages.config import Validation
 from ..messages.dtypes import DType
 from ..messages.identity import ArtifactIdentity
-from ..messages.manifest import Manifest, TensorKind
+from ..messages.manifest import Manifest, PackedEntry, TensorKind
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) from the working thread; must be quick and must not raise."""
@@ -48,13 +49,15 @@ class TensorSpec:
 class ProductionPlan:
     """All a writer needs to know before the first byte: specs in execution order, block names, aliases.
 
-    ``aliases`` are (second name, stored name) pairs. ``composites`` say which tensors are parts of others.
+    ``aliases`` are (second name, stored name) pairs. ``composites`` say which tensors are parts of others. ``packed``
+    describes tensors whose parts stand in ``tensors``.
     """
 
     tensors: tuple[TensorSpec, ...]
     blocks: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     composites: tuple[CompositeEntry, ...] = ()
+    packed: tuple[PackedEntry, ...] = ()
 
 
 class Producer(Protocol):
@@ -157,6 +160,9 @@ class Store(Protocol):
     Atomic: a generation is visible whole or not at all, at every moment and after a crash at any moment. Durable: when
     ``build`` returns, the generation survives power loss. Not promised: which of two equal builders wins, and that
     leftovers of a crashed builder vanish before the next build.
+
+    Shared by the mode of its root, whatever the umask of those who use it: who may read the root may lease; who may
+    write it may build, condemn and remove, also what others published. Payload files are read-only for everybody.
     """
 
     def lookup(

@@ -6,6 +6,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+_PLAIN: Final = frozenset({"empty", "zeros", "ones"})
+"""Functions that can be asked for the dtype at once: a conversion would fill memory that nobody needs to touch."""
 _EXPLICIT: Final = frozenset({"float", "frombuffer", "from_numpy", "as_tensor", "type_as", "view_as", "copy_"})
 """Functions whose result has a dtype that somebody asked for, though no dtype is among the arguments."""
 
@@ -31,6 +33,8 @@ class DefaultDtype(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401  # whatever torch's function gives
         """Run the function, and convert what only the default dtype made a floating tensor."""
         kwargs = kwargs or {}
+        if func.__name__ in _PLAIN and kwargs.get("dtype") is None and "out" not in kwargs and not _decides(args):
+            return func(*args, **{**kwargs, "dtype": self._dtype})
         result = func(*args, **kwargs)
         if (
             type(result) is torch.Tensor

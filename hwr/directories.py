@@ -8,7 +8,7 @@ import importlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import prod
@@ -24,7 +24,7 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint_files import INDEX_SUFFIX, SUFFIX
 from .default_dtype import DefaultDtype
-from .dtypes import torch_dtype
+from .dtypes import dtype_tag, torch_dtype
 from .models import RECORD_OF_CLASS
 from .module_tensors import places
 from .records import ModelRecord, generic_record
@@ -35,6 +35,8 @@ _STEMS: Final = {"diffusers": "diffusion_pytorch_model", "transformers": "model"
 _MAX_JSON_BYTES: Final = 10_000_000
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 _FLOATS: Final = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+_FLOAT_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 Json = Mapping[str, object]
 
 
@@ -67,13 +69,20 @@ def component_names(directory: Path) -> tuple[str, ...]:
     return tuple(name for name, value in index.items() if _is_component(root, name, value))
 
 
-def model_source(directory: Path, component: str | None = None, variant: str | None = None) -> ModelSource:
+def model_source(
+    directory: Path, component: str | None = None, variant: str | None = None, dtype: torch.dtype | None = None
+) -> ModelSource:
     """The model in a directory, or in a pipeline's directory the named component.
 
-    ``variant`` names one of several sets of weights beside each other ("fp16"). Raises source_missing,
-    source_corrupt, source_ambiguous when a pipeline has several components and none is named, unsupported for a class
-    that neither library has, and what ``open_checkpoint`` raises.
+    ``variant`` names one of several sets of weights beside each other ("fp16"). ``dtype`` casts floating tensors to
+    it, but for those that the class itself keeps in FP32; the casts are part of the record, and so of the artifact's
+    identity. Raises source_missing, source_corrupt, source_ambiguous when a pipeline has several components and none
+    is named, unsupported for a class that neither library has, invalid_config for a dtype that is not floating, and
+    what ``open_checkpoint`` raises.
     """
+    if dtype is not None and dtype not in _FLOAT_DTYPES:
+        text = f"dtype {dtype} cannot be cast to; expected one of {', '.join(map(str, _FLOAT_DTYPES))}"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
     root = Path(directory)
     names = component_names(root)
     if component is None and len(names) > 1:
@@ -85,8 +94,8 @@ def model_source(directory: Path, component: str | None = None, variant: str | N
     folder = root / component if component is not None else root / names[0] if names else root
     config = _read_json(folder / "config.json")
     if "_class_name" in config:
-        return _diffusers_source(folder, config, variant)
-    return _transformers_source(folder, config, variant)
+        return _diffusers_source(folder, config, variant, dtype)
+    return _transformers_source(folder, config, variant, dtype)
 
 
 def _is_component(root: Path, name: str, value: object) -> bool:
@@ -95,7 +104,7 @@ def _is_component(root: Path, name: str, value: object) -> bool:
     return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
 
 
-def _diffusers_source(folder: Path, config: Json, variant: str | None) -> ModelSource:
+def _diffusers_source(folder: Path, config: Json, variant: str | None, dtype: torch.dtype | None) -> ModelSource:
     kind = _class(folder, "diffusers", config["_class_name"])
     source = _weights(folder, _STEMS["diffusers"], variant)
 
@@ -103,10 +112,10 @@ def _diffusers_source(folder: Path, config: Json, variant: str | None) -> ModelS
         module: nn.Module = kind.from_config(dict(config))
         return module
 
-    return _finished(kind.__name__, build, source, {})
+    return _finished(kind.__name__, build, source, {}, dtype)
 
 
-def _transformers_source(folder: Path, config: Json, variant: str | None) -> ModelSource:
+def _transformers_source(folder: Path, config: Json, variant: str | None, dtype: torch.dtype | None) -> ModelSource:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         text = f"{folder / 'config.json'} names no one class (architectures: {named}); load it with a factory"
@@ -119,18 +128,22 @@ def _transformers_source(folder: Path, config: Json, variant: str | None) -> Mod
         return module
 
     prefix = f"{kind.base_model_prefix}."
-    return _finished(kind.__name__, build, source, {"": ("", prefix), prefix: ("",)})
+    return _finished(kind.__name__, build, source, {"": ("", prefix), prefix: ("",)}, dtype)
 
 
 def _finished(
-    name: str, build: Callable[[], nn.Module], source: Path, prefixes: Mapping[str, tuple[str, ...]]
+    name: str,
+    build: Callable[[], nn.Module],
+    source: Path,
+    prefixes: Mapping[str, tuple[str, ...]],
+    dtype: torch.dtype | None,
 ) -> ModelSource:
     """The source of a class whose names may differ from the checkpoint's by a prefix."""
     checkpoint = open_checkpoint(source)
     record = RECORD_OF_CLASS.get(name)
 
     def factory() -> nn.Module:
-        with DefaultDtype(_main_dtype(checkpoint)):
+        with DefaultDtype(dtype or _main_dtype(checkpoint)):
             module = build()
         return module.eval()
 
@@ -138,7 +151,47 @@ def _finished(
         pairs = tuple((old, new) for old, others in prefixes.items() for new in others)
         record = generic_record(build_skeleton(factory))
         record = replace(record, renames=tuple(dict.fromkeys((*record.renames, *pairs))))
-    return ModelSource(_StoredDtypes(factory, record, checkpoint), source, name, record)
+    if dtype is None:
+        return ModelSource(_StoredDtypes(factory, record, checkpoint), source, name, record)
+    record = replace(record, casts=tuple(dict.fromkeys((*record.casts, *_casts(checkpoint, dtype)))))
+    return ModelSource(_OneDtype(factory, dtype), source, name, record)
+
+
+def _casts(checkpoint: Checkpoint, dtype: torch.dtype) -> list[tuple[DType, DType]]:
+    """The conversions from what the checkpoint stores, also of what a class keeps in FP32."""
+    stored = {tensor.stored.dtype for tensor in checkpoint.tensors.values()} & _FLOATS
+    wanted = {dtype_tag(dtype, "dtype"), DType.F32}
+    return sorted((old, new) for old in stored for new in wanted if old is not new)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneDtype:
+    """A factory whose module has one floating dtype, but for what its class keeps in FP32 at half precision."""
+
+    factory: Callable[[], nn.Module]
+    dtype: torch.dtype
+
+    def __call__(self) -> nn.Module:
+        module = self.factory()
+        kept = _kept_in_fp32(module, self.dtype)
+        for place in places(module):
+            tensor = place.tensor
+            if place.persistent and tensor.dtype in _FLOAT_DTYPES:
+                part = kept.intersection(place.name.split("."))
+                tensor.data = tensor.data.to(torch.float32 if part else self.dtype)
+        return module
+
+
+def _kept_in_fp32(module: nn.Module, dtype: torch.dtype) -> set[str]:
+    """Parts of names that a class of the two libraries keeps in FP32 when it is loaded in ``dtype``."""
+    strict, plain = "_keep_in_fp32_modules_strict", "_keep_in_fp32_modules"
+    # transformers keeps the first group apart from both half precisions, the second from FP16 only; diffusers has one.
+    names: set[str] = set()
+    for attribute, dtypes in ((strict, _HALVES), (plain, _HALVES if not hasattr(module, strict) else {torch.float16})):
+        if dtype in dtypes and hasattr(module, attribute):
+            found: object = getattr(module, attribute)
+            names.update([found] if isinstance(found, str) else map(str, found) if isinstance(found, Iterable) else ())
+    return names
 
 
 @dataclass(frozen=True, slots=True)

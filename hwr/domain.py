@@ -152,8 +152,8 @@ def _read_record(root: Place) -> DomainRecord | None:
     path = root.path / RECORD_NAME
     try:
         fd = open_member(root, RECORD_NAME)
-    except Damage:
-        if not os.path.lexists(path):
+    except Damage as damage:
+        if isinstance(damage.__cause__, FileNotFoundError):  # as it was then; another process may make it meanwhile
             return None
         raise _damaged(path, "is no regular file") from None
     try:
@@ -181,7 +181,17 @@ def _damaged(path: Path, why: str) -> HostWeightsError:
 
 
 def _missing_parts(root: Place) -> list[str]:
-    return [name for name in _PARTS if not (root.path / name).is_dir()]
+    missing: list[str] = []
+    for name in _PARTS:
+        try:
+            found = files().stat(name, dir_fd=root.fd)
+        except FileNotFoundError:
+            missing.append(name)
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            text = f"{root.path / name} is no directory; nothing here makes or follows such a thing: put it away"
+            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=root.path / name)
+    return missing
 
 
 def _writable(path: Path) -> bool:
@@ -250,20 +260,24 @@ def _lock_mode(directory_mode: int) -> int:
 
 
 def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
+    mode = _directory_mode(root)
     can_write = all(_writable(root.path / name) for name in _PARTS)
     names = ("artifacts", ".", "staging", "locks") if can_write else ("artifacts",)
     places: list[Place] = []
     try:
         for name in names:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            place = Place(files().open(name, flags, dir_fd=root.fd), root.path / name)
+            try:
+                place = Place(files().open(name, flags, dir_fd=root.fd), root.path / name)
+            except OSError as failure:
+                failure.filename = str(root.path / name)
+                raise
             places.append(place)
             _check_same_mount(root, place)
     except BaseException:
         for place in places:
             files().close(place.fd)
         raise
-    mode = _directory_mode(root)
     workshop = Workshop(places[1], places[2], places[3], mode, _lock_mode(mode)) if can_write else None
     return Domain(root.path, record.domain_id, filesystem, places[0], workshop)
 

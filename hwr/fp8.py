@@ -13,20 +13,17 @@ import torch
 from torch import nn
 
 from ..messages.budget import Budget
-from ..messages.composites import split_part
 from ..messages.config import Representation
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from ..messages.plan import Binding, WeightPlan
+from ..messages.plan import WeightPlan
 from .adapters import OpenAdapter
-from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan
 from .load import require_same_files
-from .module_tensors import copy_attributes
+from .module_tensors import PLAIN, copy_attributes
 from .ownership import Ownership, collect_ownership, tensor_groups
-from .producers import production_plan
+from .producers import production_plan, read_merged
 from .records import ModelRecord, block_names
-from .subclasses import PLAIN
 
 GRAIN: Final = 16
 """The kernels want both sides of a weight to be multiples of this."""
@@ -68,8 +65,8 @@ def quantise_skeleton(module: nn.Module, record: ModelRecord, representation: Re
 class Fp8Producer:
     """Publishes a checkpoint in FP8 without a model; implements ``contract.Producer``.
 
-    One pass: each weight is read once, quantised on the GPU if there is one and on the CPU otherwise, and let go. One
-    weight, and its parts, are in memory at a time.
+    One pass: each weight is read once, quantised on the GPU if there is one and on the CPU otherwise, and let go. Two
+    weights, the next one being read meanwhile, and the parts of one are in memory at a time.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class Fp8Producer:
         require_same_files(plan, checkpoint)
         self._model = model
         self._adapter = adapter
-        self._bindings = {binding.name: binding for binding in plan.bindings}
+        self._weights = plan
         self._checkpoint = checkpoint
         self._plan = production_plan(model.ownership)
 
@@ -98,23 +95,13 @@ class Fp8Producer:
         self._checkpoint.verify_unchanged()
 
     def _produce(self, budget: Budget) -> Iterator[torch.Tensor]:
-        whole, parts = "", {}
-        for spec in self._plan.tensors:
-            budget.check()
-            name, path = split_part(spec.name)
-            if not path:
-                yield self._read(self._bindings[name], budget)
-                continue
-            if name != whole:
-                whole, parts = name, self._quantised(self._bindings[name], budget)
-            yield parts.pop(path[-1])
-
-    def _quantised(self, binding: Binding, budget: Budget) -> dict[str, torch.Tensor]:
-        return _torchao().parts(self._read(binding, budget), self._model.representation)
-
-    def _read(self, binding: Binding, budget: Budget) -> torch.Tensor:
-        tensor = read_binding(self._checkpoint, binding, budget)
-        return tensor if self._adapter is None else self._adapter.merge(binding.name, tensor, budget)
+        parts = {whole.name: whole.parts for whole in self._plan.composites}
+        for name, weight in read_merged(self._weights, self._checkpoint, self._adapter, budget):
+            if name in parts:
+                made = _torchao().parts(weight, self._model.representation)
+                yield from (made.pop(part) for part in parts[name])
+            else:
+                yield weight
 
 
 def _choose(module: nn.Module, record: ModelRecord) -> tuple[dict[str, nn.Linear], list[str]]:

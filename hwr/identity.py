@@ -15,13 +15,9 @@ from blake3 import blake3
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import IDENTITY_SCHEMA, AdaptationKind, ArtifactIdentity
 
-_LATER_LAYOUT_FIELDS: Final[dict[str, str | int]] = {
-    "sp_size": 1,
-    "sp_backend": "",
-    "pp_size": 1,
-    "pp_stage": 0,
-    "ep_size": 1,
-    "ep_rank": 0,
+_LATER_FIELDS: Final[dict[str, dict[str, str | int]]] = {
+    "layout": {"sp_size": 1, "sp_backend": "", "pp_size": 1, "pp_stage": 0, "ep_size": 1, "ep_rank": 0},
+    "representation": {"codec": "", "codec_version": 0},
 }
 
 _Plain = str | int | bool | None | dict[str, "_Plain"]
@@ -76,11 +72,12 @@ def _differences(left: _Plain, right: _Plain, path: str) -> Iterator[Difference]
 def _drop_later_defaults(plain: _Plain) -> None:
     """Leave out later fields while they have their default, so that keys made before they came stay what they were."""
     assert isinstance(plain, dict)
-    layout = plain["layout"]
-    assert isinstance(layout, dict)
-    for name, default in _LATER_LAYOUT_FIELDS.items():
-        if layout[name] == default:
-            del layout[name]
+    for record, fields in _LATER_FIELDS.items():
+        found = plain[record]
+        assert isinstance(found, dict)
+        for name, default in fields.items():
+            if found[name] == default:
+                del found[name]
 
 
 def _plain(value: object, path: str) -> _Plain:
@@ -111,7 +108,10 @@ def _check_limits(plain: _Plain) -> None:
 def _check_meaning(identity: ArtifactIdentity) -> None:
     if identity.schema != IDENTITY_SCHEMA:
         raise _refused("identity.schema", f"is {identity.schema}, this version knows {IDENTITY_SCHEMA}")
-    layout, adaptation = identity.layout, identity.adaptation
+    layout, adaptation, stored = identity.layout, identity.adaptation, identity.representation
+    if bool(stored.codec) != bool(stored.codec_version):
+        text = f"is {stored.codec!r} of version {stored.codec_version}; a codec has a version from 1, none has 0"
+        raise _refused("identity.representation.codec", text)
     for rank_name, rank, size_name, size in (
         ("tp_rank", layout.tp_rank, "tp_size", layout.tp_size),
         ("pp_stage", layout.pp_stage, "pp_size", layout.pp_size),

@@ -1,16 +1,22 @@
 """Reading and writing the store's JSON records."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from ..messages.base import Record
 from ..messages.failure import Code
-from ..messages.manifest import MANIFEST_SCHEMA
+from ..messages.manifest import MANIFEST_SCHEMA, PACKED_MANIFEST_SCHEMA, Manifest
 from .store_files import Damage
 
-_R = TypeVar("_R", bound=Record)
+
+class _Versioned(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+_R = TypeVar("_R", bound=_Versioned)
 
 
 class NewerSchema(Exception):  # noqa: N818  # a fact about a healthy file, not an error in it
@@ -32,10 +38,23 @@ def decode_record(data: bytes, kind: type[_R], path: Path) -> _R:
     Raises NewerSchema, deciding by nothing but the record's ``schema``, and Damage with the path in the data to what
     is wrong.
     """
+    known = PACKED_MANIFEST_SCHEMA if kind is Manifest else MANIFEST_SCHEMA
     try:
-        schema = msgspec.json.decode(data, type=_Peek).schema
-        if schema > MANIFEST_SCHEMA:
-            raise NewerSchema(f"{path} has schema {schema}, this version reads up to {MANIFEST_SCHEMA}")
-        return msgspec.json.decode(data, type=kind)
+        record = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
-        raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no {kind.__name__}: {failure}") from failure
+        schema = _schema_of(data)
+        if schema <= known:
+            raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no {kind.__name__}: {failure}") from failure
+    else:
+        schema = record.schema
+        if schema <= known:
+            return record
+    raise NewerSchema(f"{path} has schema {schema}, this version reads up to {known}")
+
+
+def _schema_of(data: bytes) -> int:
+    """The schema that a record states which this version cannot read; 0 where it states none."""
+    try:
+        return msgspec.json.decode(data, type=_Peek).schema
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0

@@ -94,6 +94,7 @@ def reservation_bytes(layout: Layout) -> int:
     for whole in layout.plan.composites:
         rows += _row_bytes(whole.name, whole.type, whole.layout, whole.context, *whole.parts)
         rows += _NUMBER_BYTES * 2 * len(whole.shape) + _ROW_BYTES * len(whole.parts)
+    rows += sum(_row_bytes(e.name, e.role) + 2 * _NUMBER_BYTES * len(e.shape) for e in layout.plan.packed)
     return payload + _aligned(rows, _DISK_BLOCK_BYTES) + _FILE_OVERHEAD_BYTES
 
 
@@ -228,6 +229,7 @@ def _check_names(plan: ProductionPlan) -> None:
         if any(size < 0 for size in spec.shape):
             raise _refused(f"tensor {spec.name!r} has the shape {spec.shape}; sizes are 0 or more", spec.name)
         stored.add(spec.name)
+    stored.update(entry.name for entry in plan.packed)
     seen: set[str] = set()
     for name, target in plan.aliases:
         if target not in stored:

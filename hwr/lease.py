@@ -12,6 +12,7 @@ import torch
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, ReadyMarker
+from . import process
 from .contract import Progress
 from .locks import LockHandle
 from .mapping import ArtifactMapping
@@ -46,6 +47,7 @@ class ArtifactLease:
         self._lock = lock
         self._mapping = mapping
         self._pid = os.getpid()
+        self._process = process.token
         self._mutex = threading.Lock()
         self._holders: Counter[str] = Counter()
         self._closed = False
@@ -135,7 +137,7 @@ class ArtifactLease:
 
         Raises HostWeightsError(lease_in_use), changing nothing, while it is held.
         """
-        if self._pid != os.getpid():
+        if self._process is not process.token:
             return
         with self._mutex:
             if self._closed:
@@ -158,7 +160,7 @@ class ArtifactLease:
             check_size(file, found[file.name], self._directory)
 
     def _usable(self) -> None:
-        if self._pid != os.getpid():
+        if self._process is not process.token:
             raise error(
                 Stage.LIFECYCLE,
                 Code.LEASE_UNKNOWN,

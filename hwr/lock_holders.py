@@ -37,10 +37,15 @@ def parse_locks(text: str, major: int, minor: int, inode: int) -> list[int]:
     return sorted(holders)
 
 
+def process_name(pid: int) -> str:
+    """The name of a process; empty where it cannot be looked at."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="backslashreplace").strip()
+    except OSError:
+        return ""
+
+
 def describe_process(pid: int) -> str:
     """A process for a message: its id, and its name where it can be looked at."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="backslashreplace").strip()
-    except OSError:
-        return f"process {pid}"
-    return f"process {pid} ({name})"
+    name = process_name(pid)
+    return f"process {pid} ({name})" if name else f"process {pid}"

@@ -7,6 +7,7 @@ parent's lock nor keep it after the parent's death.
 import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -128,17 +129,25 @@ def _busy(refusal: HostWeightsError, handle: LockHandle) -> HostWeightsError:
 
 
 def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
-    """Open a lock file of the store, making it when missing. Reading rights are enough to lock."""
+    """Open a lock file of the store, making it when missing. Reading rights are enough to lock.
+
+    An own file that has another mode gets this one: whoever made it may have died before.
+    """
     try:
-        return LockHandle(path.name, os.O_RDONLY, dir_fd=directory_fd)
+        handle = LockHandle(path.name, os.O_RDONLY, dir_fd=directory_fd)
     except FileNotFoundError:
         handle = LockHandle(path.name, os.O_RDONLY | os.O_CREAT, mode, dir_fd=directory_fd)
-        if files().fstat(handle.fd).st_uid == os.geteuid():
-            files().fchmod(handle.fd, mode)
-        return handle
     except OSError as failure:
         failure.filename = str(path)
         raise
+    try:
+        found = files().fstat(handle.fd)
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
+            files().fchmod(handle.fd, mode)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
 
 
 def _lock_failure(failure: OSError, path: Path) -> Exception:

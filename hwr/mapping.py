@@ -23,6 +23,7 @@ from ..messages.manifest import BlockEntry, Manifest, TensorEntry
 from .dtypes import torch_dtype
 from .filesystem import files
 from .native import populate_read
+from .packed.logical import packed_by_name, unpacked
 from .store_files import Place, os_failure
 
 _CANNOT_POPULATE: Final = frozenset({errno.EINVAL, errno.ENOSYS})
@@ -44,7 +45,7 @@ class FileMapping:
             raise os_failure(failure, Stage.LOOKUP, f"map {path}") from failure
         self._view = memoryview(self._map)
         self._bytes = _tensor_over(self._view)
-        self._typed: dict[DType, torch.Tensor] = {DType.U8: self._bytes}
+        self._typed: dict[DType, tuple[torch.Tensor, int]] = {}
 
     @property
     def view(self) -> memoryview:
@@ -57,10 +58,11 @@ class FileMapping:
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """The tensor that an entry describes."""
-        base = self._typed.get(entry.dtype)
-        if base is None:
-            base = self._typed[entry.dtype] = self._as(entry.dtype)
-        return base.as_strided(entry.shape, entry.stride, entry.offset // ITEM_SIZE_BYTES[entry.dtype])
+        try:
+            base, item = self._typed[entry.dtype]
+        except KeyError:
+            base, item = self._typed[entry.dtype] = self._as(entry.dtype)
+        return base.as_strided(entry.shape, entry.stride, entry.offset // item)
 
     def populate(self, offset: int, size_bytes: int) -> None:
         """Bring a range into memory now, so that a disk error is an error here and no signal at the first access.
@@ -76,9 +78,10 @@ class FileMapping:
                     failure, Stage.VALIDATION, f"read bytes {offset} to {offset + size_bytes} of {self.path}"
                 ) from failure
 
-    def _as(self, dtype: DType) -> torch.Tensor:
+    def _as(self, dtype: DType) -> tuple[torch.Tensor, int]:
+        """The file's bytes as items of this dtype, and the bytes of one."""
         item = ITEM_SIZE_BYTES[dtype]
-        return self._bytes[: self._bytes.numel() // item * item].view(torch_dtype(dtype))
+        return self._bytes[: self._bytes.numel() // item * item].view(torch_dtype(dtype)), item
 
 
 class ArtifactMapping:
@@ -90,7 +93,9 @@ class ArtifactMapping:
         self._directory = place.path
         self._mutex = threading.Lock()
         self._entries = {entry.name: entry for entry in manifest.tensors}
-        self._entries.update({alias.name: self._entries[alias.target] for alias in manifest.aliases})
+        aliases = [(alias.name, alias.target) for alias in manifest.aliases]
+        self._packed = packed_by_name(manifest.packed, aliases)
+        self._entries.update({name: self._entries[target] for name, target in aliases if target in self._entries})
         self._blocks = manifest.blocks
         self._private: dict[str, FileMapping] = {}
         try:
@@ -107,13 +112,17 @@ class ArtifactMapping:
         return self._shared[entry.file].extent(entry.offset, entry.size_bytes)
 
     def shared(self, name: str) -> torch.Tensor:
-        """A tensor in the shared mapping."""
-        entry = self._entry(name)
+        """A tensor in the shared mapping; a packed one is unpacked into memory of its own."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return self._unpacked(name)
         return self._shared[entry.file].tensor(entry)
 
     def private(self, name: str) -> torch.Tensor:
-        """A tensor in the copy-on-write mapping."""
-        entry = self._entry(name)
+        """A tensor in the copy-on-write mapping; a packed one is unpacked into memory of its own."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return self._unpacked(name)
         mapping = self._private.get(entry.file)
         if mapping is None:
             mapping = self._map_private(entry.file)
@@ -133,11 +142,12 @@ class ArtifactMapping:
             self._shared, self._private = {}, {}
             self._close_fds()
 
-    def _entry(self, name: str) -> TensorEntry:
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise _unknown(f"tensor {name!r}", self._directory, f"it has {len(self._entries)} names") from None
+    def _unpacked(self, name: str) -> torch.Tensor:
+        packed = self._packed.get(name)
+        if packed is None:
+            names = len(self._entries) + len(self._packed)
+            raise _unknown(f"tensor {name!r}", self._directory, f"it has {names} names")
+        return unpacked(packed, self.shared)
 
     def _map_private(self, file: str) -> FileMapping:
         with self._mutex:

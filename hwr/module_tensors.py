@@ -1,20 +1,23 @@
 """The places in a module tree that hold tensors, and how a tensor is put into one."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
 from ..messages.manifest import TensorKind
 
+PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
+"""Classes that are stored as they are."""
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a module holds a tensor: ``name`` from the root, and the module and attribute that hold it."""
+
+class Place(NamedTuple):
+    """Where a module holds a tensor: ``name`` from the root, and the module's own table and attribute that hold it."""
 
     name: str
-    module: nn.Module
+    # The module's table: setattr would run hooks and isinstance chains for each of thousands of tensors.
+    table: dict[str, torch.Tensor | None]
     attribute: str
     kind: TensorKind
     persistent: bool
@@ -22,67 +25,63 @@ class Place:
     @property
     def tensor(self) -> torch.Tensor:
         """The tensor that is there now."""
-        found = self._table()[self.attribute]
+        found = self.table[self.attribute]
         if found is None:
             raise AttributeError(f"{self.name} is None")
         return found
 
     def put(self, tensor: torch.Tensor) -> None:
         """Put a tensor there; persistence flags stay as they are. Parameters take an ``nn.Parameter``."""
-        self._table()[self.attribute] = tensor
-
-    def _table(self) -> dict[str, torch.Tensor | None]:
-        # The module's own tables: setattr would run hooks and isinstance chains for each of thousands of tensors.
-        table: dict[str, torch.Tensor | None] = self.module.__dict__[
-            "_parameters" if self.kind is TensorKind.PARAMETER else "_buffers"
-        ]
-        return table
+        self.table[self.attribute] = tensor
 
 
-@dataclass(frozen=True, slots=True)
 class PartPlace(Place):
-    """A plain tensor inside a composite one: ``path`` are the attributes that lead to it from the module's tensor."""
+    """A plain tensor inside a composite one, in the attributes of what holds it.
 
-    path: tuple[str, ...]
+    Put another part there and what holds it shows its own device until it is put together anew.
+    """
 
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The part that is there now."""
-        found: torch.Tensor = getattr(self._owner(), self.path[-1])
-        return found
-
-    def put(self, tensor: torch.Tensor) -> None:
-        """Put another part there; what holds it shows its own device until it is put together anew."""
-        setattr(self._owner(), self.path[-1], tensor)
-
-    def _owner(self) -> torch.Tensor:
-        owner = self._table()[self.attribute]
-        for part in self.path[:-1]:
-            owner = getattr(owner, part)
-        if owner is None:
-            raise AttributeError(f"{self.name} is None")
-        return owner
+    __slots__ = ()
 
 
-def places(root: nn.Module) -> Iterator[Place]:
-    """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped."""
-    for prefix, module in root.named_modules(remove_duplicate=False):
-        lead = f"{prefix}." if prefix else ""
+def _whole(place: Place) -> Iterable[Place]:
+    return (place,)
+
+
+def places(root: nn.Module, spread: Callable[[Place], Iterable[Place]] = _whole) -> Iterator[Place]:
+    """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped.
+
+    A place of a tensor of any other class than ``PLAIN`` is replaced by what ``spread`` makes of it.
+    """
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        lead, module = waiting.pop()
         tables = vars(module)
-        for attribute, parameter in tables["_parameters"].items():
-            if parameter is not None:
-                yield Place(lead + attribute, module, attribute, TensorKind.PARAMETER, persistent=True)
-        for attribute, buffer in tables["_buffers"].items():
+        table = tables["_parameters"]
+        for attribute, parameter in table.items():
+            if type(parameter) in PLAIN:
+                yield Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True)
+            elif parameter is not None:
+                yield from spread(Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True))
+        table = tables["_buffers"]
+        for attribute, buffer in table.items():
             if buffer is not None:
                 persistent = attribute not in tables["_non_persistent_buffers_set"]
-                yield Place(lead + attribute, module, attribute, TensorKind.BUFFER, persistent)
+                place = Place(lead + attribute, table, attribute, TensorKind.BUFFER, persistent)
+                if type(buffer) in PLAIN:
+                    yield place
+                else:
+                    yield from spread(place)
+        children = tables["_modules"]
+        waiting.extend((f"{lead}{name}.", children[name]) for name in reversed(children) if children[name] is not None)
 
 
 def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
     """Make all places of one stored tensor hold ``tensor``'s memory.
 
     A real tensor keeps its object and gets new memory. A meta tensor cannot, so one new object, a Parameter without
-    gradient that keeps the old one's attributes, goes to every place: names that were tied are tied again.
+    gradient that keeps the old one's attributes, goes to every place: names that were tied are tied again. The new
+    object counts its writes for itself, although it may be one of many views of one memory.
     """
     made: torch.Tensor | None = None
     for place in group:
@@ -91,14 +90,15 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
             old.data = tensor
             continue
         if made is None:
-            made = tensor if isinstance(place, PartPlace) else _replacement(old, tensor, place.kind)
+            made = tensor.data if isinstance(place, PartPlace) else _replacement(old, tensor, place.kind)
         place.put(made)
 
 
 def _replacement(old: torch.Tensor, tensor: torch.Tensor, kind: TensorKind) -> torch.Tensor:
+    own = tensor.data  # ``detach`` and views would share the counter
     if kind is TensorKind.BUFFER:
-        return tensor
-    parameter = nn.Parameter(tensor, requires_grad=False)
+        return own
+    parameter = nn.Parameter(own, requires_grad=False)
     copy_attributes(old, parameter)
     return parameter
 

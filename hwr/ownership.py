@@ -18,9 +18,9 @@ from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import TensorKind
 from .dtypes import contiguous_stride, dtype_tag, is_dense
-from .module_tensors import PartPlace, Place
+from .module_tensors import PLAIN, Place
 from .records import ModelRecord, block_names
-from .subclasses import PLAIN, composites, stored_places
+from .subclasses import composites, stored_places
 
 ROLES: Final = {TensorKind.PARAMETER: "weight", TensorKind.BUFFER: "persistent_buffer"}
 """The role of a tensor, by its kind."""
@@ -28,7 +28,7 @@ ROLES: Final = {TensorKind.PARAMETER: "weight", TensorKind.BUFFER: "persistent_b
 
 @dataclass(frozen=True, slots=True)
 class OwnedTensor:
-    """One tensor of the model as it is stored: C-contiguous, whatever its strides in the module are."""
+    """One tensor of the model as it is stored: C-contiguous whatever its strides in the module are, but for parts."""
 
     name: str
     kind: TensorKind
@@ -59,6 +59,21 @@ class Ownership:
     composites: tuple[CompositeEntry, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that one walk over a module finds.
+
+    ``groups`` are those of ``tensor_groups``, ``wholes`` the places of what is taken apart; ``tensors`` are what those
+    places held, in the same order; ``transient`` are the places of buffers that are not persistent.
+    """
+
+    ownership: Ownership
+    groups: Mapping[str, Sequence[Place]]
+    wholes: Sequence[Place]
+    tensors: tuple[torch.Tensor, ...]
+    transient: tuple[Place, ...]
+
+
 def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
     """Collect what a model on CPU or meta owns: every parameter and persistent buffer, each once.
 
@@ -66,13 +81,20 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
     than strided and other devices; ownership_ambiguous for tensors that share part of their memory;
     dtype_unsupported; blocks_not_found.
     """
-    return ownership_of(tensor_groups(module), block_names(module, record), composites(module))
+    return survey(module, record).ownership
 
 
-def ownership_of(
-    groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...], taken_apart: tuple[CompositeEntry, ...] = ()
+def survey(module: nn.Module, record: ModelRecord) -> Survey:
+    """Walk over a model on CPU or meta, once. Raises like ``collect_ownership``."""
+    groups, transient, wholes = _grouped(module)
+    tensors = tuple(place.tensor for group in (*groups.values(), wholes) for place in group)
+    ownership = _ownership_of(groups, block_names(module, record), composites(wholes))
+    return Survey(ownership, groups, wholes, tensors, transient)
+
+
+def _ownership_of(
+    groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...], taken_apart: tuple[CompositeEntry, ...]
 ) -> Ownership:
-    """What ``collect_ownership`` gives, from the module's groups, the names of its blocks and its composites."""
     named = {name: index for index, name in enumerate(blocks)}
     homes = {stored: _common_block(group, named) for stored, group in groups.items()}
     owning = sorted({home for home in homes.values() if home is not None})
@@ -88,7 +110,7 @@ def ownership_of(
                 role=ROLES[group[0].kind],
                 shape=tuple(tensor.shape),
                 dtype=dtype_tag(tensor.dtype, stored),
-                stride=_stored_stride(group[0]),
+                stride=contiguous_stride(tensor.shape) if type(group[0]) is Place else _own_stride(group[0]),
                 block=None if home is None else renumbered[home],
             )
         )
@@ -97,15 +119,13 @@ def ownership_of(
     return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning), taken_apart)
 
 
-def _stored_stride(place: Place) -> tuple[int, ...]:
-    """C-contiguous, but for a part, whose class may count on the strides that it has."""
-    tensor = place.tensor
-    if not isinstance(place, PartPlace):
-        return contiguous_stride(tensor.shape)
+def _own_stride(part: Place) -> tuple[int, ...]:
+    """The strides that a part has: its class may count on them."""
+    tensor = part.tensor
     stride = tuple(tensor.stride())
     if tensor.numel() and not is_dense(tensor.shape, stride):
-        text = f"tensor {place.name} has strides {stride} over shape {tuple(tensor.shape)}, which are not one run of "
-        raise error(Stage.PLANNING, Code.UNSUPPORTED, text + "memory; make it contiguous", tensor=place.name)
+        text = f"tensor {part.name} has strides {stride} over shape {tuple(tensor.shape)}, which are not one run of "
+        raise error(Stage.PLANNING, Code.UNSUPPORTED, text + "memory; make it contiguous", tensor=part.name)
     return stride
 
 
@@ -114,17 +134,26 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
 
     Raises like ``collect_ownership``.
     """
+    return _grouped(module)[0]
+
+
+def _grouped(module: nn.Module) -> tuple[dict[str, list[Place]], tuple[Place, ...], list[Place]]:
+    """What ``tensor_groups`` gives, the places of buffers that are not persistent, and those of composites."""
+    transient: list[Place] = []
     groups: dict[str, list[Place]] = {}
     stored: dict[int, list[Place]] = {}
     """By storage, the first place of each of its tensors."""
-    for place in stored_places(module):
-        if place.persistent:
-            _check_supported(place)
-        elif not _is_plain(place.tensor):
-            continue
+    wholes: list[Place] = []
+    for place in stored_places(module, wholes):
         tensor = place.tensor
+        if place.persistent:
+            _check_supported(place.name, tensor)
+        else:
+            transient.append(place)
+            if not _is_plain(tensor):
+                continue
         neighbours = stored.setdefault(_storage(tensor), [])
-        first = next((other for other in neighbours if _is_one(other, place)), None)
+        first = next((other for other in neighbours if _is_one(other, place)), None) if neighbours else None
         if first is None:
             neighbours.append(place)
             if place.persistent:
@@ -132,8 +161,9 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
         elif first.persistent and place.persistent:
             groups[first.name].append(place)
     for neighbours in stored.values():
-        _refuse_overlaps(neighbours)
-    return groups
+        if len(neighbours) > 1:
+            _refuse_overlaps(neighbours)
+    return groups, tuple(transient), wholes
 
 
 def _is_one(first: Place, second: Place) -> bool:
@@ -155,22 +185,17 @@ def ownership_digest(ownership: Ownership) -> str:
     return blake3(msgspec.json.encode((*rows, ownership.composites) if ownership.composites else rows)).hexdigest()
 
 
-def _check_supported(place: Place) -> None:
-    tensor = place.tensor
-    found: object | None = None
+def _check_supported(name: str, tensor: torch.Tensor) -> None:
     if type(tensor) not in PLAIN:
-        found = f"a {type(tensor).__name__}"
+        found, way_out = f"of class {type(tensor).__name__}", "load and publish a model before it is quantized or split"
     elif tensor.layout is not torch.strided:
-        found = f"of layout {tensor.layout}"
+        found, way_out = f"of layout {tensor.layout}", "make it dense"
     elif tensor.device.type not in {"cpu", "meta"}:
-        found = f"on {tensor.device}"
-    if found is not None:
-        raise error(
-            Stage.PLANNING,
-            Code.UNSUPPORTED,
-            f"tensor {place.name} is {found}; expected a plain strided tensor on the CPU or on meta",
-            tensor=place.name,
-        )
+        found, way_out = f"on {tensor.device}", "build the model on the CPU"
+    else:
+        return
+    text = f"tensor {name} is {found}; expected a plain strided tensor on the CPU or on meta; {way_out}"
+    raise error(Stage.PLANNING, Code.UNSUPPORTED, text, tensor=name)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -193,8 +218,6 @@ def _refuse_overlaps(places_of_storage: Sequence[Place]) -> None:
 
     Buffers that are not persistent may share memory among themselves, not with an owned tensor.
     """
-    if len(places_of_storage) < 2:
-        return
     ranges: list[tuple[int, int, Place]] = []
     for place in places_of_storage:
         tensor = place.tensor

@@ -5,6 +5,7 @@ later warm-up from the checkpoint finds, and the other way round.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import torch
@@ -25,14 +26,15 @@ from ..messages.identity import (
 from ..messages.manifest import MANIFEST_SCHEMA
 from ..messages.plan import WeightPlan
 from .adapters import OpenAdapter
-from .binding_reader import read_binding
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
 from .dtypes import contiguous_stride
 from .load import require_same_files
 from .ownership import ROLES, OwnedTensor, Ownership, ownership_digest, tensor_groups
+from .read_ahead import read_in_turn
 from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
+from .write_watch import write_count
 
 PRODUCER_NAME: Final = "final-layout"
 PRODUCER_VERSION: Final = 1
@@ -99,7 +101,7 @@ class ModelProducer:
             if tensor.device.type != "cpu":
                 text = f"tensor {spec.name} is on {tensor.device}: the model is not loaded, there is nothing to publish"
                 raise error(Stage.PRODUCTION, Code.PRODUCER_FAILED, text, tensor=spec.name)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._versions = [write_count(tensor) for tensor in self._tensors]
 
     @property
     def plan(self) -> ProductionPlan:
@@ -115,7 +117,7 @@ class ModelProducer:
             budget.check()
             settled = tensor.resolve_conj().resolve_neg()
             yield settled.contiguous() if spec.stride is None else settled
-            if _version(tensor) != version:
+            if write_count(tensor) != version:
                 raise error(
                     Stage.PRODUCTION,
                     Code.SOURCE_CHANGED,
@@ -126,7 +128,11 @@ class ModelProducer:
 
 
 class CheckpointProducer:
-    """Publishes a checkpoint without a model: one tensor in memory at a time."""
+    """Publishes a checkpoint without a model: two tensors in memory, the next one read while one is written.
+
+    Files are read and not mapped: one that somebody cuts short is then an error here, and no signal that ends the
+    process.
+    """
 
     def __init__(self, plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None = None) -> None:
         """``adapter`` is merged into what is read. Raises source_changed when the plan is not of this checkpoint."""
@@ -146,18 +152,20 @@ class CheckpointProducer:
         return self._plan
 
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
-        """Yield each tensor in memory of its own, transforms applied.
+        """Yield each tensor, transforms applied, in memory that a later one overwrites.
 
         Raises source_changed or io_error; the source is compared with its stamps before, at each read and after.
         """
         self._checkpoint.verify_unchanged()
-        for binding in self._weights.bindings:
-            budget.check()
-            tensor = read_binding(self._checkpoint, binding, budget)
-            yield tensor if self._adapter is None else self._adapter.merge(binding.name, tensor, budget)
+        for _, tensor in read_merged(self._weights, self._checkpoint, self._adapter, budget):
+            yield tensor
         self._checkpoint.verify_unchanged()
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place; an inference tensor does not count, and cannot be watched."""
-    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001  # torch has no public spelling
+def read_merged(
+    plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None, budget: Budget
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what ``read_in_turn`` does, by name, with an adapter merged into it."""
+    with closing(read_in_turn(plan, checkpoint, budget)) as tensors:
+        for binding, tensor in zip(plan.bindings, tensors, strict=True):
+            yield binding.name, tensor if adapter is None else adapter.merge(binding.name, tensor, budget)

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from ..messages.failure import Code, Stage, error
 from ..messages.manifest import Manifest, ReadyMarker
-from .catalog import MANIFEST_NAME, READY_NAME, next_generation
+from .catalog import MANIFEST_NAME, READY_NAME, take_number
 from .content_addressed import check_content
 from .filesystem import files
 from .json_records import encode_record
@@ -19,16 +19,16 @@ from .mapping import ArtifactMapping
 from .store_files import (
     MAX_RECORD_BYTES,
     Place,
-    list_names,
-    make_directory,
+    make_unsynced_directory,
     opened_directory,
     os_errors,
-    write_new_file,
+    write_new_files,
 )
 from .validation import check_structure
 
 _FILE_MODE: Final = 0o444
 _GENERATION_MODE: Final = 0o555
+_SHARED_WRITE: Final = 0o022
 
 
 def publish(
@@ -41,9 +41,9 @@ def publish(
     durability is unknown.
     """
     with os_errors(Stage.PUBLICATION, f"publish {artifacts.path / manifest.key}"), ExitStack() as undo:
-        make_directory(artifacts, manifest.key, directory_mode)
+        make_unsynced_directory(artifacts, manifest.key, directory_mode)
         key_directory = undo.enter_context(opened_directory(artifacts.path / manifest.key, artifacts.fd))
-        generation = next_generation(list_names(key_directory))
+        generation = take_number(key_directory)
         final = Place(staged.fd, key_directory.path / generation)
         ready = _write_records(staged, manifest, generation)
         files().fsync(staged.fd)
@@ -52,9 +52,10 @@ def publish(
         kept.callback(lock.close)
         kept.callback(mapping.forget)
         files().rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
-        files().fchmod(staged.fd, _GENERATION_MODE)  # after the rename: moving a directory needs write permission on it
-        files().fsync(key_directory.fd)
-        files().fsync(staging.fd)
+        # After the rename: moving a directory needs write permission on it. Who shares the store may remove from it.
+        files().fchmod(staged.fd, _GENERATION_MODE | directory_mode & _SHARED_WRITE)
+        for directory in (key_directory, artifacts, staging):
+            files().fsync(directory.fd)
         kept.pop_all()
         return ArtifactLease(lease_id, final.path, manifest, ready, lock, mapping)
 
@@ -78,8 +79,7 @@ def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyM
         manifest_size_bytes=len(data),
         content=manifest.content,
     )
-    write_new_file(staged, MANIFEST_NAME, data, _FILE_MODE)
-    write_new_file(staged, READY_NAME, encode_record(ready), _FILE_MODE)
+    write_new_files(staged, {MANIFEST_NAME: data, READY_NAME: encode_record(ready)}, _FILE_MODE)
     return ready
 
 

@@ -4,6 +4,7 @@ After the rename the generation does not exist any more; what is left lies in th
 where whoever finds it unlocked deletes it.
 """
 
+import errno
 import os
 import secrets
 from contextlib import suppress
@@ -13,9 +14,7 @@ from typing import Self
 from . import catalog
 from .filesystem import files
 from .locks import LockHandle
-from .store_files import Place, opened_directory, remove_tree
-
-_OWNER_WRITABLE = 0o700
+from .store_files import Place, make_writable, opened_directory, remove_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,15 @@ class Victim:
     def lock(cls, artifacts: Place, key: str, generation: str) -> Self | None:
         """Lock a generation for removal without waiting; None while anybody uses it.
 
-        Raises FileNotFoundError (or NotADirectoryError) when there is no such generation.
+        Raises FileNotFoundError (or NotADirectoryError) when there is no such generation, and PermissionError when it
+        belongs to another user who does not share its removal.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY
         with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
             directory = LockHandle(generation, flags, dir_fd=key_directory.fd)
             try:
                 place = Place(directory.fd, key_directory.path / generation)
+                _check_movable(place)
                 marker = _locked_marker(place) if directory.try_lock(exclusive=True) else _BUSY
             except BaseException:
                 directory.close()
@@ -50,7 +51,7 @@ class Victim:
 
     def move(self, artifacts: Place, staging: Place) -> None:
         """Rename the generation into the staging directory, durably; from now on it does not exist. Raises OSError."""
-        files().fchmod(self._directory.fd, _OWNER_WRITABLE)  # moving a directory needs write permission on it
+        make_writable(self._directory.fd)  # moving a directory needs write permission on it
         with opened_directory(artifacts.path / self.key, artifacts.fd) as key_directory:
             files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
             files().fsync(key_directory.fd)
@@ -66,6 +67,12 @@ class Victim:
         if self._marker is not None:
             self._marker.close()
         self._directory.close()
+
+
+def _check_movable(place: Place) -> None:
+    found = files().fstat(place.fd)
+    if os.geteuid() not in {0, found.st_uid} and not files().access(place.path, os.W_OK):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(place.path))
 
 
 class _Busy:

@@ -1,17 +1,19 @@
 """Binding a model to a leased artifact: a plan that touches nothing, and one commit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from itertools import chain
 from typing import Final
 
 from torch import nn
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from ..messages.manifest import Manifest, TensorEntry
+from ..messages.manifest import Manifest, PackedEntry, TensorEntry
 from .contract import Lease
-from .module_tensors import Place, bind, places
-from .ownership import OwnedTensor, Ownership, ownership_of, tensor_groups
-from .records import ModelRecord, block_names
-from .subclasses import composites, reassemble
+from .module_tensors import bind
+from .ownership import OwnedTensor, Ownership, Survey, survey
+from .packed.logical import logical_tensors
+from .records import ModelRecord
+from .subclasses import reassemble
 
 RESTORER_SCHEMA: Final = 1
 """Rises whenever an older artifact could not be bound any more."""
@@ -27,20 +29,21 @@ class RestorePlan:
         self,
         module: nn.Module,
         lease: Lease,
-        groups: Mapping[str, Sequence[Place]],
+        found: Survey,
         validator: Callable[[nn.Module], None] | None,
     ) -> None:
         self._module = module
         self._lease = lease
-        self._groups = groups
-        self._seen = [[place.tensor for place in group] for group in groups.values()]
+        self._groups = found.groups
+        self._wholes = found.wholes
+        self._seen = found.tensors
         self._validator = validator
         self._committed = False
 
     @property
     def bound_bytes(self) -> int:
         """Bytes that the model will read from the lease."""
-        return sum(entry.size_bytes for entry in self._lease.manifest.tensors)
+        return sum(entry.size_bytes for entry in logical_tensors(self._lease.manifest))
 
     @property
     def committed(self) -> bool:
@@ -60,10 +63,10 @@ class RestorePlan:
             raise _refused("a restore plan commits once; make a new plan")
         if self._lease.closed:
             raise _refused(f"lease {self._lease.lease_id} was closed before the commit")
-        for group, seen in zip(self._groups.values(), self._seen, strict=True):
-            for place, tensor in zip(group, seen, strict=True):
-                if place.tensor is not tensor:
-                    raise _refused(f"tensor {place.name} was replaced after the plan was made", place.name)
+        places = chain.from_iterable((*self._groups.values(), self._wholes))
+        for place, tensor in zip(places, self._seen, strict=True):
+            if place.table[place.attribute] is not tensor:
+                raise _refused(f"tensor {place.name} was replaced after the plan was made", place.name)
         self._committed = True
         self._bind_all()
         if self._validator is not None:
@@ -73,39 +76,39 @@ class RestorePlan:
                 raise _failed(f"the model's validator refused it: {problem}") from problem
 
     def _bind_all(self) -> None:
-        for name, group in self._groups.items():
-            try:
+        name = ""
+        try:
+            for name, group in self._groups.items():
                 bind(group, self._lease.tensor(name))
-            except Exception as problem:
-                raise _failed(f"tensor {name} could not be bound: {problem}", name) from problem
-        if self._lease.manifest.composites:
-            try:
-                reassemble(self._module)
-            except Exception as problem:
-                raise _failed(f"a composite tensor could not be put together: {problem}") from problem
+            if self._wholes:
+                name = self._wholes[0].name
+                reassemble(self._wholes)
+        except Exception as problem:
+            raise _failed(f"tensor {name} could not be bound: {problem}", name) from problem
 
 
-def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease) -> RestorePlan:
+def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease, found: Survey | None = None) -> RestorePlan:
     """Check that a lease holds exactly what a module owns; neither is touched.
 
+    ``found`` is the module's survey, if one was made already; what was replaced since then is noticed at the commit.
     Compared are names, aliases, kinds, roles, shapes, dtypes, strides and blocks. That the lease is the artifact the
     caller asked for is the store's check. Raises restore_plan_failed naming the tensor, and what
     ``collect_ownership`` raises.
     """
     if lease.closed:
         raise _refused(f"lease {lease.lease_id} is closed")
-    groups = tensor_groups(module)
-    check_manifest(ownership_of(groups, block_names(module, record), composites(module)), lease.manifest)
-    for place in places(module):
-        if not place.persistent and place.tensor.device.type == "meta":
+    found = found or survey(module, record)
+    check_manifest(found.ownership, lease.manifest)
+    for place in found.transient:
+        if place.tensor.is_meta:
             text = f"non-persistent buffer {place.name} has no values and no artifact holds them; build the skeleton "
             raise _refused(text + "with build_skeleton", place.name)
-    return RestorePlan(module, lease, groups, record.validator)
+    return RestorePlan(module, lease, found, record.validator)
 
 
 def check_manifest(ownership: Ownership, manifest: Manifest) -> None:
     """Raise restore_plan_failed unless a manifest describes exactly the owned tensors."""
-    entries = {entry.name: entry for entry in manifest.tensors}
+    entries = {entry.name: entry for entry in logical_tensors(manifest)}
     for tensor in ownership.tensors:
         entry = entries.pop(tensor.name, None)
         if entry is None:
@@ -121,9 +124,18 @@ def check_manifest(ownership: Ownership, manifest: Manifest) -> None:
         raise _refused(f"only the {side} ties tensor {name} to {target}", name)
 
 
-def _compare(tensor: OwnedTensor, entry: TensorEntry, ownership: Ownership, manifest: Manifest) -> None:
+def _compare(tensor: OwnedTensor, entry: TensorEntry | PackedEntry, ownership: Ownership, manifest: Manifest) -> None:
     wanted = None if tensor.block is None else ownership.blocks[tensor.block]
     held = None if entry.block is None else manifest.blocks[entry.block].name
+    if (tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.stride, wanted) == (
+        entry.kind,
+        entry.role,
+        entry.shape,
+        entry.dtype,
+        entry.stride,
+        held,
+    ):
+        return
     pairs = {
         "kind": (tensor.kind, entry.kind),
         "role": (tensor.role, entry.role),

@@ -29,18 +29,26 @@ def full_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """By each of its names, the shape of a tensor over all tensor-parallel ranks, from a rank's own.
 
-    Raises shape_mismatch for a shard along a dimension that the tensor does not have.
+    Raises shape_mismatch for a shard along a dimension that the tensor does not have, and when the ranks would share
+    nothing: then the record was written for other names, and every rank would hold the whole model.
     """
     shapes: dict[str, tuple[int, ...]] = {}
+    shared = False
     for names, own in tensors:
         shard = record.shard_of(names) if record.tp_size > 1 else None
         shape = own
         if shard is not None:
+            shared = True
             if shard.dim >= len(own):
                 text = f"tensor {names[0]} of shape {list(own)} has no dimension {shard.dim} that ranks could share"
                 raise error(Stage.PLANNING, Code.SHAPE_MISMATCH, text, tensor=names[0])
             shape = (*own[: shard.dim], own[shard.dim] * record.tp_size, *own[shard.dim + 1 :])
         shapes.update(dict.fromkeys(names, shape))
+    if record.tp_size > 1 and not shared:
+        text = f"record {record.record_id} shares {', '.join(shard.name for shard in record.shards)} among ranks, and "
+        raise error(
+            Stage.PLANNING, Code.SHAPE_MISMATCH, f"{text}the model has none of them; correct the record's names"
+        )
     return shapes
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.config import Validation
-from ..messages.failure import Code, HostWeightsError
+from ..messages.failure import Code, HostWeightsError, Stage, error
 from . import catalog
 from .acquisition import Gone, Search, lease_generation
+from .contract import Progress
 from .json_records import NewerSchema
 from .lease import ArtifactLease
 from .native import idle_io_priority
 from .store_files import Damage, Place, list_names, opened_directory
-from .validation import read_identity
+from .upkeep import missing
+from .validation import read_records
 
 _PROVEN = {Code.CHECKSUM_MISMATCH, Code.PAYLOAD_MISMATCH, Code.MANIFEST_CORRUPT}
 
@@ -33,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What a scrub read: sound generations and their bytes, damaged ones, and those it could not read (and why)."""
+    """What a scrub read: sound generations and their bytes, damaged ones, and what it could not read or condemn."""
 
     sound: int
     sound_bytes: int
@@ -65,11 +67,39 @@ def scrub(artifacts: Place, condemn: Condemn, wait_s: float, budget: Budget) -> 
                     if isinstance(result, int):
                         sound, sound_bytes = sound + 1, sound_bytes + result
                     elif isinstance(result, Finding):
-                        condemn(key, generation.name, result.code, result.reason)
                         damaged.append(result)
+                        try:
+                            condemn(key, generation.name, result.code, result.reason)
+                        except HostWeightsError as failure:
+                            unread.append(str(failure))
                     elif result is not None:
                         unread.append(result)
     return ScrubReport(sound, sound_bytes, tuple(damaged), tuple(unread))
+
+
+def verify(
+    artifacts: Place, key: str, generation: str, wait_s: float, budget: Budget, progress: Progress | None = None
+) -> int:
+    """Compare every byte of one generation, condemned or not, with its digest; returns the bytes that were read.
+
+    Changes nothing. Raises HostWeightsError: artifact_missing; checksum_mismatch, payload_mismatch or manifest_corrupt
+    for damage; manifest_incompatible for a newer version's; what the budget raises. OSError for what cannot be read.
+    """
+    directory = artifacts.path / key / generation
+    try:
+        with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+            lease = _lease(key_directory, generation, wait_s, budget, condemned=True)
+            try:
+                lease.verify(budget, progress)
+            finally:
+                lease.close()
+    except (Gone, FileNotFoundError, NotADirectoryError):
+        raise missing(directory) from None
+    except Damage as damage:
+        raise error(Stage.VALIDATION, damage.code, damage.reason, directory=directory) from damage
+    except NewerSchema as newer:
+        raise error(Stage.VALIDATION, Code.MANIFEST_INCOMPATIBLE, f"{newer}; upgrade hostweights") from newer
+    return sum(file.size_bytes for file in lease.manifest.files)
 
 
 def _check(key_directory: Place, generation: str, wait_s: float, budget: Budget) -> int | Finding | str | None:
@@ -96,14 +126,22 @@ def _check(key_directory: Place, generation: str, wait_s: float, budget: Budget)
     return sum(file.size_bytes for file in lease.manifest.files)
 
 
-def _lease(key_directory: Place, generation: str, wait_s: float, budget: Budget) -> ArtifactLease:
+def _lease(
+    key_directory: Place, generation: str, wait_s: float, budget: Budget, *, condemned: bool = False
+) -> ArtifactLease:
     key = key_directory.path.name
     with (
         opened_directory(key_directory.path / generation, key_directory.fd) as place,
         catalog.open_ready(place) as ready,
     ):
-        identity = read_identity(place, ready.fd, key)
+        _, manifest = read_records(place, ready.fd, key)
     search = Search(
-        key=key, identity=identity, validation=Validation.METADATA, lease_id="scrub", wait_s=wait_s, may_write=False
+        key=key,
+        identity=manifest.identity,
+        validation=Validation.METADATA,
+        lease_id="scrub",
+        wait_s=wait_s,
+        may_write=False,
+        condemned=condemned,
     )
     return lease_generation(key_directory, generation, search, budget)

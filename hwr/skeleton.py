@@ -15,6 +15,8 @@ from .module_tensors import copy_attributes, places
 
 _RANDOM_FILLS = frozenset(
     {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
+    # Of nn.init, which torch hands over whole: what these call inside is not seen any more.
+    | {"kaiming_normal_", "kaiming_uniform_", "orthogonal_", "trunc_normal_", "xavier_normal_", "xavier_uniform_"}
 )
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -19,26 +19,32 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 def source_digest(
     checkpoint: Checkpoint, cache: DigestCache | None, budget: Budget, progress: Progress | None = None
 ) -> str:
-    """One digest over name, size and content of each used file, and over which file each tensor is taken from.
+    """One digest over size and content of each used file, and over which tensors are taken from it.
 
     Reads every byte of every file that neither ``cache`` knows nor a hub snapshot proves; the next piece is read
-    while the last one is hashed. Paths and times do not enter. Raises source_changed when a file is not the one the
+    while the last one is hashed. Names, paths and times do not enter: equal bytes are one source, whatever they are
+    called. Raises source_changed when a file is not the one the
     checkpoint opened, before or after hashing.
     """
     checkpoint.verify_unchanged()
-    combined = blake3()
+    taken: dict[int, list[str]] = {}
+    for key, tensor in checkpoint.tensors.items():
+        taken.setdefault(tensor.file, []).append(key)
     total_bytes = sum(file.stamp.size_bytes for file in checkpoint.files)
     done_bytes = 0
+    rows: list[tuple[str, str, list[str]]] = []
     with FileHasher(budget, progress, total_bytes) as hasher:
         for index, file in enumerate(checkpoint.files):
             hasher.begin(done_bytes)
-            _feed(combined, file.name, str(file.stamp.size_bytes), _content_of(file, cache, hasher))
+            content = _content_of(file, cache, hasher)
             done_bytes += file.stamp.size_bytes
-            for key in sorted(key for key, tensor in checkpoint.tensors.items() if tensor.file == index):
-                _feed(combined, key)
+            rows.append((content, str(file.stamp.size_bytes), sorted(taken.get(index, ()))))
     if progress is not None:
         progress(total_bytes, total_bytes)
     checkpoint.verify_unchanged()
+    combined = blake3()
+    for content, size_bytes, keys in sorted(rows):
+        _feed(combined, content, size_bytes, str(len(keys)), *keys)
     return combined.hexdigest()
 
 

@@ -17,7 +17,7 @@ from .checkpoint_files import resolve_link, select_files
 from .digest_cache import SETTLED_NS
 from .source_files import open_failure
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Rises whenever ``source_digest`` would give another digest for the same bytes."""
 _MAX_ENTRY_BYTES: Final = 4096
 

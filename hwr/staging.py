@@ -19,12 +19,13 @@ _SWEEP_LIMIT_S = 60.0
 
 
 @contextmanager
-def staged(staging: Place, key: str, budget: Budget) -> Iterator[Place]:
+def staged(staging: Place, key: str, mode: int, budget: Budget) -> Iterator[Place]:
     """A new, empty, locked directory for the block.
 
-    It is removed when the block raises, unless the block renamed it away.
+    It is removed when the block raises, unless the block renamed it away. When this process dies, whoever ``mode``
+    lets in may sweep it.
     """
-    lock, name = _make(staging, key, budget)
+    lock, name = _make(staging, key, mode, budget)
     try:
         yield Place(lock.fd, staging.path / name)
     except BaseException:
@@ -42,12 +43,14 @@ def sweep(staging: Place) -> list[str]:
     return removed
 
 
-def _make(staging: Place, key: str, budget: Budget) -> tuple[LockHandle, str]:
+def _make(staging: Place, key: str, mode: int, budget: Budget) -> tuple[LockHandle, str]:
     while True:
         name = f"{key}.{secrets.token_hex(8)}"
         files().mkdir(name, 0o700, dir_fd=staging.fd)
         try:
             lock = _open_locked(staging, name, budget)
+            if lock is not None:
+                files().fchmod(lock.fd, mode)
         except BaseException:
             _remove(staging, name)
             raise

@@ -27,10 +27,10 @@ from .remote.artifact import find_artifact, require_identity
 from .remote.contract import Remote
 from .remote.download import Download
 from .remote.ranges import range_reader
-from .scrub import ScrubReport, scrub
+from .scrub import ScrubReport, scrub, verify
 from .staging import staged
 from .store_files import Place, make_directory, opened_directory, os_errors
-from .upkeep import StoredGeneration
+from .upkeep import Description, StoredGeneration
 from .writer import ArtifactWriter
 
 
@@ -167,7 +167,7 @@ class LocalStore:
             found = self._lookup(search, budget)
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
-            with staged(workshop.staging, key, budget) as place:
+            with staged(workshop.staging, key, workshop.directory_mode, budget) as place:
                 self._ledger(workshop).reserve(place, key, reserved_bytes, budget)
                 manifest = write(place)
                 lease = publish(
@@ -225,6 +225,25 @@ class LocalStore:
         """All complete generations under the root, by key, newest first; writes nothing."""
         self._check_open()
         return upkeep.list_stored(self._domain.artifacts)
+
+    def describe(self, key: str, generation: str) -> Description:
+        """A generation's own records, condemned or not; its payload is not read.
+
+        Raises HostWeightsError: artifact_missing; manifest_corrupt; manifest_incompatible; io_error (retryable).
+        """
+        self._check_open()
+        with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path / key / generation}"):
+            return upkeep.describe(self._domain.artifacts, key, generation)
+
+    def verify(self, key: str, generation: str, budget: Budget, progress: Progress | None = None) -> int:
+        """Compare every byte of a generation with its digest; returns the bytes that were read. Condemns nothing.
+
+        Raises HostWeightsError: artifact_missing; checksum_mismatch, payload_mismatch or manifest_corrupt for damage,
+        by name; manifest_incompatible; io_error (retryable); what the budget raises.
+        """
+        self._check_open()
+        with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path / key / generation}"):
+            return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
 
     def remove(self, key: str, generation: str, budget: Budget | None = None) -> int:
         """Remove one generation, condemned or not, pinned or not; returns the bytes that were freed.

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,8 @@ from .filesystem import files
 MAX_RECORD_BYTES: Final = 64 * 1024**2
 """A JSON record of the store is never longer; checked before any allocation."""
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a full disk says."""
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _WRONG_KIND: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 
@@ -51,7 +52,7 @@ def os_failure(failure: OSError, stage: Stage, doing: str) -> HostWeightsError:
     number = failure.errno
     cause = f"could not {doing}: {failure.strerror or failure} ({errno.errorcode.get(number or 0, number)})"
     path = failure.filename or ""
-    if number in _NO_SPACE:
+    if number in NO_SPACE:
         return error(
             stage, Code.NO_SPACE, f"{cause}; free space on that mount or raise its quota", retryable=True, path=path
         )
@@ -64,7 +65,8 @@ def os_failure(failure: OSError, stage: Stage, doing: str) -> HostWeightsError:
 
 def denied(stage: Stage, cause: str, path: object) -> HostWeightsError:
     """permission_denied, naming the owner and mode of the nearest thing that can be looked at, and the way out."""
-    where = Path(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) and path else None
+    named = Path(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) and path else None
+    where = named if named is not None and named.is_absolute() else None
     found = "" if where is None else describe_owner(where)
     return error(
         stage,
@@ -111,7 +113,12 @@ def open_member(place: Place, name: str) -> int:
             raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is missing or no regular file") from failure
         failure.filename = str(place.path / name)
         raise
-    if stat.S_ISREG(files().fstat(fd).st_mode):
+    try:
+        regular = stat.S_ISREG(files().fstat(fd).st_mode)
+    except BaseException:
+        files().close(fd)
+        raise
+    if regular:
         return fd
     files().close(fd)
     raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is no regular file")
@@ -148,13 +155,23 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 def write_new_file(place: Place, name: str, data: bytes, mode: int) -> None:
     """Create a file that must not exist, write it and sync it; its name is durable after the directory was synced."""
-    fd = files().open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place.fd)
-    try:
-        write_at(fd, memoryview(data), 0)
-        files().fchmod(fd, mode)
-        files().fsync(fd)
-    finally:
-        files().close(fd)
+    write_new_files(place, {name: data}, mode)
+
+
+def write_new_files(place: Place, contents: dict[str, bytes], mode: int) -> None:
+    """``write_new_file`` for several files, which are all on their way to the disk before the first is waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with ExitStack() as closing:
+        fds: list[int] = []
+        for name, data in contents.items():
+            fd = files().open(name, flags, 0o600, dir_fd=place.fd)
+            closing.callback(files().close, fd)
+            write_at(fd, memoryview(data), 0)
+            files().fchmod(fd, mode)
+            files().start_writeback(fd, 0, len(data))
+            fds.append(fd)
+        for fd in fds:
+            files().fsync(fd)
 
 
 def list_names(place: Place) -> list[str]:
@@ -166,12 +183,18 @@ def remove_tree(parent: Place, name: str) -> None:
     """Remove a directory and all it holds, never through a symbolic link; harmless if it is gone. Raises OSError."""
     try:
         with opened_directory(parent.path / name, parent.fd) as place:
-            files().fchmod(place.fd, 0o700)
+            make_writable(place.fd)
             for member in list_names(place):
                 _remove_member(place, member)
         files().rmdir(name, dir_fd=parent.fd)
     except FileNotFoundError:
         return
+
+
+def make_writable(fd: int) -> None:
+    """Let the owner change an open directory; who is not the owner needs to have been let in by its mode."""
+    with suppress(PermissionError):
+        files().fchmod(fd, stat.S_IMODE(files().fstat(fd).st_mode) | 0o700)
 
 
 def _remove_member(place: Place, name: str) -> None:
@@ -185,9 +208,19 @@ def _remove_member(place: Place, name: str) -> None:
 
 def make_directory(parent: Place, name: str, mode: int) -> None:
     """Make a directory with exactly this mode, whatever the umask, and make its name durable; harmless if it exists."""
+    make_unsynced_directory(parent, name, mode)
+    files().fsync(parent.fd)
+
+
+def make_unsynced_directory(parent: Place, name: str, mode: int) -> None:
+    """``make_directory``, whose name is durable after ``parent`` was synced.
+
+    An own directory that has another mode gets this one: whoever made it may have died before.
+    """
     try:
         files().mkdir(name, mode, dir_fd=parent.fd)
     except FileExistsError:
-        return
+        found = files().stat(name, dir_fd=parent.fd)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) == mode:
+            return
     files().chmod(name, mode, dir_fd=parent.fd)
-    files().fsync(parent.fd)

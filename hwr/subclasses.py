@@ -7,7 +7,7 @@ model's own tensor, and nothing is ever made from it.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Final, Protocol, cast
 
@@ -16,10 +16,7 @@ from torch import nn
 
 from ..messages.composites import CompositeEntry, layout_tag, part_name, type_name
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from .module_tensors import PartPlace, Place, copy_attributes, places
-
-PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
-"""Classes that are stored as they are."""
+from .module_tensors import PLAIN, PartPlace, Place, copy_attributes, places
 
 _MAX_CONTEXT: Final = 16_384
 
@@ -40,34 +37,45 @@ def is_composite(tensor: torch.Tensor) -> bool:
     return type(tensor) not in PLAIN and layout_tag(type(tensor)) is not None
 
 
-def stored_places(module: nn.Module) -> Iterable[Place]:
-    """The places of a module with every composite replaced by its parts, in the order its class gives them."""
-    for place in places(module):
-        if is_composite(place.tensor):
-            yield from _part_places(place, place.name, (), place.tensor)
-        else:
-            yield place
+def stored_places(module: nn.Module, wholes: list[Place] | None = None) -> Iterator[Place]:
+    """The places of a module with every composite replaced by its parts, in the order its class gives them.
+
+    The places of the composites themselves are put into ``wholes``. Raises unsupported for one whose parts are no
+    attributes of its own.
+    """
+
+    def spread(place: Place) -> Iterable[Place]:
+        if not is_composite(place.tensor):
+            return (place,)
+        if wholes is not None:
+            wholes.append(place)
+        return _part_places(place, place.name, place.tensor)
+
+    return places(module, spread)
 
 
-def _part_places(place: Place, name: str, path: tuple[str, ...], tensor: torch.Tensor) -> Iterable[Place]:
+def _part_places(place: Place, name: str, tensor: torch.Tensor) -> Iterator[Place]:
+    attributes = vars(tensor)
     for part in _flatten(tensor)[0]:
-        inner: torch.Tensor = getattr(tensor, part)
-        where, inner_name = (*path, part), part_name(name, part)
+        inner_name = part_name(name, part)
+        if part not in attributes:
+            raise _refused(inner_name, f"is no attribute of its {type(tensor).__name__} alone")
+        inner: torch.Tensor = attributes[part]
         if is_composite(inner):
-            yield from _part_places(place, inner_name, where, inner)
+            yield from _part_places(place, inner_name, inner)
         else:
-            yield PartPlace(inner_name, place.module, place.attribute, place.kind, place.persistent, where)
+            yield PartPlace(inner_name, attributes, part, place.kind, place.persistent)
 
 
-def composites(module: nn.Module) -> tuple[CompositeEntry, ...]:
+def composites(wholes: Iterable[Place]) -> tuple[CompositeEntry, ...]:
     """Every persistent composite of a module, by name; one that stands at several places once, at its first.
 
     Raises unsupported, with the path in the context, for a context that holds anything but plain values, dtypes, enums,
     dataclasses and named tuples.
     """
     found: dict[int, CompositeEntry] = {}
-    for place in places(module):
-        if place.persistent and is_composite(place.tensor):
+    for place in wholes:
+        if place.persistent:
             _describe(place.name, place.tensor, found)
     return tuple(sorted(found.values(), key=lambda entry: entry.name))
 
@@ -94,13 +102,13 @@ def _describe(name: str, tensor: torch.Tensor, found: dict[int, CompositeEntry])
             _describe(part_name(name, part), inner, found)
 
 
-def reassemble(module: nn.Module) -> None:
+def reassemble(wholes: Iterable[Place]) -> None:
     """Put together anew every composite on meta whose parts have got memory; ties stay ties.
 
     A wrapper shows the device that its parts had when it was made, so replacing its parts is not enough.
     """
     made: dict[int, torch.Tensor] = {}
-    for place in places(module):
+    for place in wholes:
         old = place.tensor
         if not (old.is_meta and is_composite(old)):
             continue

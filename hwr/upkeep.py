@@ -7,6 +7,7 @@ from pathlib import Path
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import ArtifactIdentity
+from ..messages.manifest import Manifest, ReadyMarker
 from . import catalog
 from .account import directory_bytes
 from .capacity import Ledger
@@ -14,7 +15,7 @@ from .filesystem import files
 from .json_records import NewerSchema
 from .memory import processes_mapping
 from .store_files import Damage, Place, list_names, opened_directory, os_errors
-from .validation import read_identity
+from .validation import read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,39 @@ def stored_identity(artifacts: Place, key: str) -> ArtifactIdentity | None:
                 opened_directory(keyed.path / name.name, keyed.fd) as place,
                 catalog.open_ready(place) as lock,
             ):
-                return read_identity(place, lock.fd, key)
+                return read_records(place, lock.fd, key)[1].identity
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What one generation's own records say; ``condemned`` is its marker's code and reason, None without one."""
+
+    ready: ReadyMarker
+    manifest: Manifest
+    condemned: str | None
+
+
+def describe(artifacts: Place, key: str, generation: str) -> Description:
+    """Read a generation's records, condemned or not, without its payload; writes nothing.
+
+    Raises HostWeightsError: artifact_missing; manifest_corrupt; manifest_incompatible for a newer version's.
+    """
+    directory = artifacts.path / key / generation
+    try:
+        with (
+            opened_directory(artifacts.path / key, artifacts.fd) as key_directory,
+            opened_directory(directory, key_directory.fd) as place,
+            catalog.open_ready(place) as ready,
+        ):
+            marker, manifest = read_records(place, ready.fd, key)
+            return Description(marker, manifest, catalog.condemnation(key_directory, generation))
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing(directory) from None
+    except Damage as damage:
+        raise error(Stage.VALIDATION, damage.code, damage.reason, directory=directory) from damage
+    except NewerSchema as newer:
+        raise error(Stage.VALIDATION, Code.MANIFEST_INCOMPATIBLE, f"{newer}; upgrade hostweights") from newer
 
 
 def remove(ledger: Ledger, artifacts: Place, key: str, generation: str, budget: Budget) -> int:
@@ -71,9 +103,7 @@ def remove(ledger: Ledger, artifacts: Place, key: str, generation: str, budget: 
         try:
             freed_bytes = ledger.remove(key, generation, budget)
         except (FileNotFoundError, NotADirectoryError):
-            raise error(
-                Stage.LIFECYCLE, Code.ARTIFACT_MISSING, f"there is no generation {directory}; list them first"
-            ) from None
+            raise missing(directory) from None
     if freed_bytes is None:
         raise _in_use(directory)
     return freed_bytes
@@ -102,6 +132,12 @@ def _list_key(key_directory: Place) -> list[StoredGeneration]:
         except (FileNotFoundError, NotADirectoryError):
             continue
     return found
+
+
+def missing(directory: Path) -> HostWeightsError:
+    """The error for a generation that is not there."""
+    text = f"there is no generation {directory}; list them first"
+    return error(Stage.LIFECYCLE, Code.ARTIFACT_MISSING, text, directory=directory)
 
 
 def _in_use(directory: Path) -> HostWeightsError:

@@ -7,14 +7,15 @@ from typing import Final
 
 from blake3 import blake3
 
-from ..messages.dtypes import ITEM_SIZE_BYTES
+from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
-from ..messages.manifest import FileEntry, Manifest, ReadyMarker
+from ..messages.manifest import BlockEntry, FileEntry, Manifest, PadEntry, ReadyMarker, TensorEntry
 from .catalog import MANIFEST_NAME, READY_NAME
 from .filesystem import files
 from .json_records import decode_record
 from .layout import tensor_size_bytes
+from .packed.checks import why_wrong
 from .store_files import Damage, Place, open_member, read_at, read_record
 from .verification import check_header, check_size, pieces_by_file
 
@@ -65,9 +66,10 @@ def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     return ready
 
 
-def read_identity(place: Place, ready_fd: int, key: str) -> ArtifactIdentity:
-    """The identity a generation's manifest names; raises Damage, NewerSchema or OSError."""
-    return _read_manifest(place, read_ready(place, ready_fd, key)).identity
+def read_records(place: Place, ready_fd: int, key: str) -> tuple[ReadyMarker, Manifest]:
+    """A generation's marker and the manifest it names; raises Damage, NewerSchema or OSError."""
+    ready = read_ready(place, ready_fd, key)
+    return ready, _read_manifest(place, ready)
 
 
 def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
@@ -87,20 +89,49 @@ def check_structure(manifest: Manifest) -> None:
     files = {file.name: file for file in manifest.files}
     if len(files) != len(manifest.files):
         raise _corrupt("a file stands twice")
-    for tensor in manifest.tensors:
-        item = ITEM_SIZE_BYTES[tensor.dtype]
-        if tensor.size_bytes != tensor_size_bytes(tensor.shape, tensor.dtype) or tensor.offset % item:
-            raise _corrupt(f"tensor {tensor.name!r} has {tensor.size_bytes} bytes at {tensor.offset}")
-        if _reach(tensor.shape, tensor.stride) * item > tensor.size_bytes:
-            raise _corrupt(f"tensor {tensor.name!r} reaches past its bytes with stride {tensor.stride}")
-        _check_range(files, tensor.file, tensor.offset, tensor.size_bytes, tensor.name)
-    for block in manifest.blocks:
-        _check_range(files, block.file, block.offset, block.size_bytes, block.name)
-    for pad in manifest.pads:
-        _check_range(files, pad.file, pad.offset, pad.size_bytes, pad.name)
-    names = {tensor.name for tensor in manifest.tensors}
-    if len(names) != len(manifest.tensors) or any(alias.target not in names for alias in manifest.aliases):
+    _check_tensors(manifest.tensors, files)
+    parts: tuple[BlockEntry | PadEntry, ...] = (*manifest.blocks, *manifest.pads)
+    for part in parts:
+        found = files.get(part.file)
+        if found is None or part.offset < found.data_offset or part.offset + part.size_bytes > found.size_bytes:
+            raise _outside(part, part.size_bytes)
+    if (problem := why_wrong(manifest)) is not None:
+        raise _corrupt(problem)
+    names = {tensor.name for tensor in manifest.tensors} | {tensor.name for tensor in manifest.packed}
+    held = len(manifest.tensors) + len(manifest.packed)
+    if len(names) != held or any(alias.target not in names for alias in manifest.aliases):
         raise _corrupt("a tensor stands twice or an alias names nothing")
+
+
+def _check_tensors(tensors: tuple[TensorEntry, ...], files: dict[str, FileEntry]) -> None:
+    """Every acquire comes through here for every tensor; models have few forms, so that each is worked out once."""
+    known: dict[tuple[tuple[int, ...], tuple[int, ...], DType], tuple[int, int]] = {}
+    for tensor in tensors:
+        form = (tensor.shape, tensor.stride, tensor.dtype)
+        size_and_item = known.get(form)
+        if size_and_item is None:
+            size_and_item = known[form] = _check_form(tensor)
+        size_bytes, item = size_and_item
+        if tensor.size_bytes != size_bytes or tensor.offset % item:
+            raise _corrupt(f"tensor {tensor.name!r} has {tensor.size_bytes} bytes at {tensor.offset}")
+        found = files.get(tensor.file)
+        if found is None or tensor.offset < found.data_offset or tensor.offset + size_bytes > found.size_bytes:
+            raise _outside(tensor, size_bytes)
+    digests = "".join([tensor.digest for tensor in tensors])
+    try:
+        are_digests = bytes.fromhex(digests).hex() == digests
+    except ValueError:
+        are_digests = False
+    if not are_digests:
+        raise _corrupt("a tensor's digest is not lower-case hexadecimal")
+
+
+def _check_form(tensor: TensorEntry) -> tuple[int, int]:
+    """The bytes that a tensor of this form has, and those of one item."""
+    item, size_bytes = ITEM_SIZE_BYTES[tensor.dtype], tensor_size_bytes(tensor.shape, tensor.dtype)
+    if _reach(tensor.shape, tensor.stride) * item > size_bytes:
+        raise _corrupt(f"tensor {tensor.name!r} reaches past its bytes with stride {tensor.stride}")
+    return size_bytes, item
 
 
 def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -115,10 +146,10 @@ def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     return reach
 
 
-def _check_range(files: dict[str, FileEntry], file: str, offset: int, size: int, name: str) -> None:
-    found = files.get(file)
-    if found is None or offset < found.data_offset or offset + size > found.size_bytes:
-        raise _corrupt(f"{name!r} lies at {offset} to {offset + size} of {file}, outside its data")
+def _outside(part: TensorEntry | BlockEntry | PadEntry, size_bytes: int) -> Damage:
+    return _corrupt(
+        f"{part.name!r} lies at {part.offset} to {part.offset + size_bytes} of {part.file}, outside its data"
+    )
 
 
 def _corrupt(what: str) -> Damage:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ _WORKERS: Final = os.cpu_count() or 1
 
 Piece = tuple[int, int, str, str]
 """(offset, size, name, digest) of a tensor or pad."""
+_OFFSET_AND_SIZE: Final = itemgetter(0, 1)
 
 
 def pieces_by_file(manifest: Manifest) -> dict[str, list[Piece]]:
@@ -38,13 +40,13 @@ def pieces_by_file(manifest: Manifest) -> dict[str, list[Piece]]:
     for pad in manifest.pads:
         pieces[pad.file].append((pad.offset, pad.size_bytes, pad.name, pad_digest(pad.size_bytes)))
     for of_file in pieces.values():
-        of_file.sort(key=lambda piece: piece[:2])
+        of_file.sort(key=_OFFSET_AND_SIZE)
     return pieces
 
 
 def check_header(file: FileEntry, header: bytes, pieces: list[Piece], where: str) -> None:
     """Raise Damage unless ``header`` is what was published: the file's digest covers it and the pieces' digests."""
-    if file_digest(header, (digest for _, _, _, digest in pieces)) != file.digest:
+    if file_digest(header, [piece[3] for piece in pieces]) != file.digest:
         raise Damage(
             Code.CHECKSUM_MISMATCH, f"{where}: the first {file.data_offset} bytes or its tensors' digests were changed"
         )

@@ -10,7 +10,16 @@ import torch
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import ArtifactIdentity
-from ..messages.manifest import AliasEntry, BlockEntry, FileEntry, Manifest, PadEntry, TensorEntry
+from ..messages.manifest import (
+    MANIFEST_SCHEMA,
+    PACKED_MANIFEST_SCHEMA,
+    AliasEntry,
+    BlockEntry,
+    FileEntry,
+    Manifest,
+    PadEntry,
+    TensorEntry,
+)
 from .contract import Progress, TensorSpec
 from .digests import PadDigest, TensorDigest, content_digest, file_digest
 from .dtypes import contiguous_stride, memory_order, torch_dtype
@@ -116,6 +125,8 @@ class ArtifactWriter:
         )
         aliases = tuple(AliasEntry(name=name, target=target) for name, target in layout.plan.aliases)
         return Manifest(
+            schema=PACKED_MANIFEST_SCHEMA if layout.plan.packed else MANIFEST_SCHEMA,
+            packed=layout.plan.packed,
             key=artifact_key(self._identity),
             identity=self._identity,
             content=content_digest(tensors, aliases),

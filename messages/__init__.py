@@ -7,6 +7,7 @@ from .config import (
     CapacityPolicy,
     Config,
     Mode,
+    PackingPolicy,
     ProductionPolicy,
     RemotePolicy,
     Representation,
@@ -15,7 +16,9 @@ from .config import (
     WaitPolicy,
 )
 from .failure import Code, Failure, HostWeightsError, Stage
+from .journal import JournalPolicy
 from .registry import AnyMessage
+from .topology import Topology, plan_topology
 
 __all__ = [
     "AnyMessage",
@@ -24,12 +27,16 @@ __all__ = [
     "Config",
     "Failure",
     "HostWeightsError",
+    "JournalPolicy",
     "Mode",
+    "PackingPolicy",
     "ProductionPolicy",
     "RemotePolicy",
     "Representation",
     "RuntimePolicy",
     "Stage",
+    "Topology",
     "Validation",
     "WaitPolicy",
+    "plan_topology",
 ]

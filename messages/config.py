@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from .base import Path, Record
+from .journal import JournalPolicy
 
 
 class Mode(StrEnum):
@@ -39,6 +40,16 @@ class Representation(StrEnum):
     """The same, one scale for each output row: parts of a fused projection share none."""
 
 
+class PackingPolicy(StrEnum):
+    """Whether artifacts hold bf16 tensors packed without loss, unpacked where they are used."""
+
+    OFF = "off"
+    ON = "on"
+    """Every bf16 tensor of a block, where packing it saves 5 % or more."""
+    AUTO = "auto"
+    """As ``on`` for a model whose blocks are bf16 by at least half of their bytes, else ``off``."""
+
+
 class WaitPolicy(Record, frozen=True, kw_only=True):
     """How long each kind of coordination may wait for another process."""
 
@@ -66,12 +77,14 @@ class ProductionPolicy(Record, frozen=True, kw_only=True):
     """When artifacts are made.
 
     ``build_before_load`` publishes from the checkpoint first, with no model; ``publish_after_load`` publishes a
-    canonically loaded model in the background, and ``adopt`` then re-binds the model to the shared pages.
+    canonically loaded model in the background, and ``adopt`` then re-binds the model to the shared pages. ``packing``
+    chooses the form that is published and looked up: a packed artifact and a plain one have different keys.
     """
 
     build_before_load: bool = False
     publish_after_load: bool = True
     adopt: bool = True
+    packing: PackingPolicy = PackingPolicy.OFF
 
 
 class RemotePolicy(Record, frozen=True, kw_only=True):
@@ -91,7 +104,8 @@ class RuntimePolicy(Record, frozen=True, kw_only=True):
 
     mailbox_limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     shutdown_s: Annotated[float, Meta(gt=0.0)] = 30.0
-    journal: Path | None = None
+    journal: Path | JournalPolicy | None = None
+    """What the actors write down: into a new file at this path, or as the policy says (parts, a ring, no paths)."""
 
 
 class Config(Record, frozen=True, kw_only=True):

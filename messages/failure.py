@@ -61,6 +61,7 @@ class Code(StrEnum):
     MANIFEST_INCOMPATIBLE = "manifest_incompatible"
     PAYLOAD_MISMATCH = "payload_mismatch"
     CHECKSUM_MISMATCH = "checksum_mismatch"
+    PACKING_CORRUPT = "packing_corrupt"
     IDENTITY_COLLISION = "identity_collision"
 
     PRODUCER_FAILED = "producer_failed"
@@ -82,6 +83,8 @@ class Code(StrEnum):
     UNREGISTER_FAILED = "unregister_failed"
     SLOTS_EXHAUSTED = "slots_exhausted"
     COPY_FAILED = "copy_failed"
+    GROUP_BROKEN = "group_broken"
+    GROUP_MISMATCH = "group_mismatch"
     UNSUPPORTED = "unsupported"
 
     CANCELLED = "cancelled"

@@ -36,11 +36,16 @@ class ComponentIdentity(Record, frozen=True, kw_only=True):
     ownership: Digest
 
 
-class RepresentationIdentity(Record, frozen=True, kw_only=True):
-    """How values are stored."""
+class RepresentationIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How values are stored; ``codec`` and its version are given where tensors are packed.
+
+    Fields from ``codec`` on came later: they are left out of every encoding while they have their default.
+    """
 
     name: Name
     dtype: Name
+    codec: Annotated[str, Meta(max_length=1024)] = ""
+    codec_version: Count = 0
 
 
 def _one() -> int:

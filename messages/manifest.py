@@ -12,6 +12,14 @@ from .dtypes import DType
 from .identity import ArtifactIdentity
 
 MANIFEST_SCHEMA = 1
+PACKED_MANIFEST_SCHEMA = 2
+"""Of manifests that hold packed tensors, which a reader of schema 1 does not understand."""
+
+_EntryFile = Name
+"""One of the manifest's files by name; what a file name may be is checked once, where the file is described."""
+
+_EntryDigest = Annotated[str, Meta(min_length=64, max_length=64)]
+"""A digest whose digits are checked together with its file's: a pattern for each costs more than all other decoding."""
 
 
 class TensorKind(StrEnum):
@@ -30,37 +38,37 @@ class TensorEntry(Record, frozen=True, kw_only=True, gc=False):
     name: Name
     kind: TensorKind
     role: Name
-    file: FileName
+    file: _EntryFile
     offset: OffsetBytes
     size_bytes: SizeBytes
     shape: Shape
     dtype: DType
     stride: Stride
-    digest: Digest
+    digest: _EntryDigest
     block: Count | None = None
 
 
-class AliasEntry(Record, frozen=True, kw_only=True):
+class AliasEntry(Record, frozen=True, kw_only=True, gc=False):
     """A second name of a stored tensor (tied weights): stored once, tied again on restore."""
 
     name: Name
     target: Name
 
 
-class BlockEntry(Record, frozen=True, kw_only=True):
+class BlockEntry(Record, frozen=True, kw_only=True, gc=False):
     """One block: a contiguous extent of one file that starts on a page and holds only this block's tensors and pads."""
 
     name: Name
-    file: FileName
+    file: _EntryFile
     offset: OffsetBytes
     size_bytes: SizeBytes
 
 
-class PadEntry(Record, frozen=True, kw_only=True):
+class PadEntry(Record, frozen=True, kw_only=True, gc=False):
     """A named run of zero bytes that fills a gap, since the safetensors format refuses holes."""
 
     name: Name
-    file: FileName
+    file: _EntryFile
     offset: OffsetBytes
     size_bytes: SizeBytes
 
@@ -78,11 +86,39 @@ class FileEntry(Record, frozen=True, kw_only=True):
     digest: Digest
 
 
+class PackedEntry(Record, frozen=True, kw_only=True, gc=False):
+    """A tensor that is stored as packed parts, which are entries of ``Manifest.tensors`` named by ``part_name``.
+
+    All but ``width`` (bits of a code) and ``escapes`` describe the tensor as it is once unpacked; ``digest`` is BLAKE3
+    of those bytes.
+    """
+
+    name: Name
+    kind: TensorKind
+    role: Name
+    shape: Shape
+    dtype: DType
+    stride: Stride
+    size_bytes: SizeBytes
+    digest: Digest
+    block: Count | None = None
+    width: Annotated[int, Meta(ge=3, le=4)]
+    escapes: Count
+
+
 def _schema() -> int:
     return MANIFEST_SCHEMA
 
 
-def _none() -> tuple[()]:
+def _no_aliases() -> tuple[AliasEntry, ...]:
+    return ()
+
+
+def _no_blocks() -> tuple[BlockEntry, ...]:
+    return ()
+
+
+def _no_pads() -> tuple[PadEntry, ...]:
     return ()
 
 
@@ -92,8 +128,8 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     Tensors, blocks and pads stand in file order. ``content`` is independent of how tensors are split over files:
     BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride, digest) and aliases.
 
-    Fields from ``composites`` on came later: they are left out while they are empty, so that earlier readers understand
-    the rest. Those with a factory are always written.
+    Fields from ``packed`` on came later: they are left out of the encoding while they are empty. Those with a factory
+    are always written.
     """
 
     schema: Count = msgspec.field(default_factory=_schema)
@@ -101,10 +137,11 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     identity: ArtifactIdentity
     content: Digest
     tensors: tuple[TensorEntry, ...]
-    aliases: tuple[AliasEntry, ...] = msgspec.field(default_factory=_none)
-    blocks: tuple[BlockEntry, ...] = msgspec.field(default_factory=_none)
-    pads: tuple[PadEntry, ...] = msgspec.field(default_factory=_none)
+    aliases: tuple[AliasEntry, ...] = msgspec.field(default_factory=_no_aliases)
+    blocks: tuple[BlockEntry, ...] = msgspec.field(default_factory=_no_blocks)
+    pads: tuple[PadEntry, ...] = msgspec.field(default_factory=_no_pads)
     files: tuple[FileEntry, ...]
+    packed: tuple[PackedEntry, ...] = ()
     composites: tuple[CompositeEntry, ...] = ()
 
 

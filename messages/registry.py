@@ -47,6 +47,7 @@ AnyMessage = (
     | transport.Detach
     | transport.Rebase
     | transport.AnnounceForwards
+    | transport.ReleaseResident
     | transport.ReadRing
     | transport.ListAttachments
     | transport.Attachments
@@ -55,11 +56,13 @@ AnyMessage = (
     | transport.Detached
     | transport.Rebased
     | transport.Announced
+    | transport.ResidentReleased
     | transport.Ring
     | transport.AttachModel
     | transport.DetachModel
     | transport.RebaseModel
     | transport.AnnounceModel
+    | transport.ReleaseModelResident
     | transport.ReadModelRing
 )
 """Any message or effect of the four actors."""

@@ -17,6 +17,8 @@ class Backing(StrEnum):
     """One copy per block from the shared mapping."""
     STAGED = "staged"
     """Packed into a bounded staging buffer by a background thread, then copied."""
+    PACKED = "packed"
+    """One copy per block of its packed bytes, which the device unpacks."""
 
 
 class BackingChoice(StrEnum):
@@ -39,11 +41,27 @@ class RegistrationPolicy(Record, frozen=True, kw_only=True):
     deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
 
 
+class GatherPolicy(Record, frozen=True, kw_only=True):
+    """Which ranks bring a model's blocks together, each a part of every block, by AllGather.
+
+    ``ranks`` are global ranks, in the same order on all; one rank alone gathers nothing. ``join_s`` is how long a rank
+    waits for the others to attach, ``deadline_s`` how far it may be behind them afterwards. With ``choose`` the ranks
+    measure whether whole blocks, copied by each rank alone, come sooner, and go by that.
+    """
+
+    ranks: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    deadline_s: Annotated[float, Meta(gt=0.0)] = 60.0
+    join_s: Annotated[float, Meta(gt=0.0)] = 300.0
+    choose: bool = False
+
+
 class RegistrationInfo(Record, frozen=True, kw_only=True):
     """How far registration is.
 
     ``state``: ``none`` (nothing to register), ``running``, ``complete``, ``partial`` (``reason`` says why), ``closed``,
     or ``unsafe`` (the driver did not let pages go: mapping and lease are kept). ``blocks`` are copied directly.
+    ``room_bytes`` is what the memory control group can pin and ``memlock_bytes`` what RLIMIT_MEMLOCK leaves, both as
+    they were before the first range; None is no limit. The lock limit counts only where the driver charges pins to it.
     """
 
     state: Name
@@ -52,6 +70,28 @@ class RegistrationInfo(Record, frozen=True, kw_only=True):
     registered_bytes: SizeBytes = 0
     seconds: Seconds = 0.0
     reason: Text = ""
+    room_bytes: SizeBytes | None = None
+    memlock_bytes: SizeBytes | None = None
+
+
+class PackingInfo(Record, frozen=True, kw_only=True):
+    """What unpacking costs and gains, in medians of the latest blocks.
+
+    ``packed_bytes`` and ``plain_bytes`` are of all blocks; ``copied_bytes`` were copied since the backing was opened.
+    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``narrow``: blocks are unpacked on
+    few processors, beside compute, because compute is the bound; ``changes`` counts how often that was decided anew,
+    and ``reason`` says why it is as it is.
+    """
+
+    packed_bytes: SizeBytes
+    plain_bytes: SizeBytes
+    copied_bytes: SizeBytes = 0
+    copy_s: Seconds = 0.0
+    slack_s: Seconds = 0.0
+    unpack_s: Seconds = 0.0
+    narrow: bool = False
+    changes: Count = 0
+    reason: Text = ""
 
 
 class RingStats(Record, frozen=True, kw_only=True):
@@ -59,7 +99,7 @@ class RingStats(Record, frozen=True, kw_only=True):
 
     ``copies``: blocks copied into a slot. ``hits``: blocks that were in a slot, or on their way there by a right guess.
     ``stalls``: blocks that compute had to wait for, right guess or wrong. ``wrong_guesses``: prefetched blocks that
-    were overwritten unused.
+    were overwritten unused. ``slots`` is their count now and ``depth`` why it is that.
     """
 
     forwards: Count = 0
@@ -70,10 +110,17 @@ class RingStats(Record, frozen=True, kw_only=True):
     copied_bytes: SizeBytes = 0
     stall_s: Seconds = 0.0
     registration: RegistrationInfo | None = None
+    slots: Count = 0
+    depth: Text = ""
+    packing: PackingInfo | None = None
 
 
 class AttachmentInfo(Record, frozen=True, kw_only=True):
-    """A model attached for streaming."""
+    """A model attached for streaming.
+
+    ``slots`` are those it began with. ``kept`` blocks stay on the device until they are released; ``on_demand`` parts
+    are there while they are used.
+    """
 
     attachment_id: Id
     model_id: Id
@@ -84,6 +131,9 @@ class AttachmentInfo(Record, frozen=True, kw_only=True):
     blocks: tuple[Name, ...]
     block_bytes: SizeBytes
     slot_bytes: SizeBytes
+    kept: tuple[Name, ...] = ()
+    on_demand: tuple[Name, ...] = ()
+    ranks: Count = 1
 
 
 # --- requests and replies -------------------------------------------------------------------------------------------
@@ -93,16 +143,22 @@ class Attach(Message, frozen=True, kw_only=True, tag="transport.attach"):
     """Stream a loaded model's blocks through slots of a device. Replies Attached.
 
     After an error or a cancel the model is as it was. Blocks come from the model's lease if it has one, else from its
-    private tensors. The first ``resident`` blocks stay on the device and are not streamed.
+    private tensors. The first ``resident`` blocks stay on the device and are not streamed; parts at the paths of
+    ``on_demand`` are there only while their forward runs. ``slots`` None begins with two and adds more when the first
+    forwards show that this pays, as far as ``slot_limit_bytes`` of device memory for all slots allow. With ``gather``
+    every rank of the group attaches the same model, and none ends before all have or one failed.
     """
 
     attachment_id: Id
     model_id: Id
     device: Name
-    slots: SlotCount
+    slots: SlotCount | None
     backing: BackingChoice
     resident: Count = 0
     registration: RegistrationPolicy = RegistrationPolicy()
+    on_demand: tuple[Name, ...] = ()
+    slot_limit_bytes: SizeBytes | None = None
+    gather: GatherPolicy | None = None
 
 
 class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):
@@ -131,6 +187,12 @@ class AnnounceForwards(Message, frozen=True, kw_only=True, tag="transport.announ
 
     attachment_id: Id
     forwards: Count
+
+
+class ReleaseResident(Message, frozen=True, kw_only=True, tag="transport.release_resident"):
+    """Let kept blocks leave the device until the next forward. Replies ResidentReleased."""
+
+    attachment_id: Id
 
 
 class ReadRing(Message, frozen=True, kw_only=True, tag="transport.read_ring"):
@@ -181,6 +243,13 @@ class Announced(Message, frozen=True, kw_only=True, tag="transport.announced"):
     forwards: Count
 
 
+class ResidentReleased(Message, frozen=True, kw_only=True, tag="transport.resident_released"):
+    """Kept blocks that were not in use left the device."""
+
+    attachment_id: Id
+    released_bytes: SizeBytes
+
+
 class Ring(Message, frozen=True, kw_only=True, tag="transport.ring"):
     """A snapshot of a ring's counters."""
 
@@ -220,6 +289,12 @@ class AnnounceModel(Message, frozen=True, kw_only=True, tag="transport.effect.an
 
     attachment_id: Id
     forwards: Count
+
+
+class ReleaseModelResident(Message, frozen=True, kw_only=True, tag="transport.effect.release_resident"):
+    """Let kept blocks leave the device. Outcome ResidentReleased."""
+
+    attachment_id: Id
 
 
 class ReadModelRing(Message, frozen=True, kw_only=True, tag="transport.effect.read"):

@@ -1,6 +1,7 @@
 """Blocking work of one actor: a bounded pool of named threads, each call awaited to its end whatever happens."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Generic, TypeVar
 
 from ...messages.budget import Budget
 from ...messages.failure import Code, Stage, error
+from .at_exit import AtExit
 from .latch import Latch
 
 T = TypeVar("T")
@@ -96,6 +98,7 @@ class WorkerPool:
         self._unfinished = 0
         self._exits = 0
         self._exited = Latch()
+        self._at_exit = AtExit(self._release, loop)
 
     def submit(self, job: Job[T]) -> None:
         """Queue a call; its latch opens on the loop when it has ended."""
@@ -108,25 +111,32 @@ class WorkerPool:
                     raise
             else:
                 self._threads.append(thread)
+                self._at_exit.arm()
         self._unfinished += 1
         self._queue.put(job)  # type: ignore[arg-type]  # a queue of jobs of any result; only the submitter reads it
 
     async def close(self) -> None:
         """Wait for every call, then for every thread."""
-        for _ in self._threads:
-            self._queue.put(None)
+        self._at_exit.disarm()
+        self._release()
         if self._threads:
             await self._exited.outlast()
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
+    def _release(self) -> None:
+        """Let every thread end when the calls are done."""
+        for _ in self._threads:
+            self._queue.put(None)
+
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job.run()
-            self._loop.call_soon_threadsafe(self._finish, job)
-            del job
-        self._loop.call_soon_threadsafe(self._exit)
+        with contextlib.suppress(RuntimeError):  # a loop that was closed with its system open: nobody waits any more
+            while (job := self._queue.get()) is not None:
+                job.run()
+                self._loop.call_soon_threadsafe(self._finish, job)
+                del job
+            self._loop.call_soon_threadsafe(self._exit)
 
     def _finish(self, job: Job[object]) -> None:
         self._unfinished -= 1

@@ -32,6 +32,8 @@ class Cell(Serving):
         """What an incarnation's ``stopped`` hook raised."""
         self.served = False
         """Some incarnation got past its ``started`` hook."""
+        self.entry: dict[object, None] | asyncio.TimerHandle | None = None
+        """Where the deadline of its drain is watched."""
         self._resumed = False
 
     # --- for the supervisor -----------------------------------------------------------------------------------------
@@ -131,7 +133,9 @@ class Cell(Serving):
         except Exception as found:  # noqa: BLE001 - returned to the caller, which lets the supervisor decide
             raised = found
         handling.ended = True
-        ended = await self._unwind(handling, raised)
+        ended = Ended.REPLIED
+        if raised is not None or handling.cancel_sent or self.task.cancelling():
+            ended = await self._unwind(handling, raised)
         failure = None
         if ended is Ended.FAILED and raised is not None:
             failure = as_failed(self.name, name, raised).failure
@@ -150,9 +154,9 @@ class Cell(Serving):
         self.stopping = True
         self.refusing = self.refusing or "the actor has stopped"
         self.refuse_queued()
-        while True:
+        while self._pool is not None:
             try:
-                await self.pool.close()
+                await self._pool.close()
             except asyncio.CancelledError:
                 self._foreign_cancel()
             else:
@@ -165,6 +169,8 @@ class Cell(Serving):
     def _task_done(self, task: asyncio.Task[None]) -> None:
         """Also reached when the task was cancelled before it began: then nothing else tells those who wait."""
         self.hub.owners.pop(task, None)
+        if self.ended.opened:
+            return
         self.stopping = True
         self.refusing = self.refusing or "the actor's task was cancelled"
         self.refuse_queued()

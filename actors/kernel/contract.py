@@ -51,16 +51,18 @@ Foreign cancels
     other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the
     runtime's cancel is tolerated and counted.
 No orphans
-    Every task and thread belongs to an actor; a stopped system has none.
+    Every task and thread belongs to an actor; a stopped system has none. An interpreter that ends with a system open
+    waits for the blocking calls that run and for the journal's last records, and for nothing more.
 Replay
     A handler takes inputs through its context only. What it awaits besides is work of other handlers of its own actor.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from ...messages.base import ActorName, Count, Message
 from ...messages.budget import Budget
@@ -157,8 +159,7 @@ class Actor(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """When a crashed actor is started again: at most ``limit`` times in ``window_s``, with growing pauses."""
 
     limit: int = 3
@@ -169,9 +170,8 @@ class RestartPolicy:
     """Declared transient faults; any other exception stops the actor and escalates."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSpec:
-    """How to run one actor."""
+class ActorSpec(msgspec.Struct, frozen=True):
+    """How to run one actor. A Struct for its constructor in C; it is never encoded."""
 
     name: str
     create: Callable[[], Actor]
@@ -189,4 +189,4 @@ class ActorSpec:
     undelivered: Callable[[Message], Message | None] | None = None
     """For a reply whose asker was cancelled at the last moment: a message that the actor is told instead, to take back
     what the reply handed over (a lease, say); None when there is nothing to take back."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    restart: RestartPolicy = RestartPolicy()

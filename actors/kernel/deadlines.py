@@ -7,32 +7,40 @@ With nothing to wait for there is at most the one timer that was set before, and
 import asyncio
 import heapq
 from collections.abc import Callable
-
-from .delivery import Delivery
+from typing import Generic, Protocol, TypeVar, cast
 
 _TICKS_PER_S = 100
 _EXACT_BELOW_S = 0.05
 _COMPACT_AT = 64
 
 
-class DeadlineWheel:
-    """Calls ``expire`` once for each delivery that is still there when its deadline has passed."""
+class Watched(Protocol):
+    """What has a deadline; ``entry`` is the wheel's own."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Delivery], None]) -> None:
+    entry: "dict[object, None] | asyncio.TimerHandle | None"
+
+
+W = TypeVar("W", bound=Watched)
+
+
+class DeadlineWheel(Generic[W]):
+    """Calls ``expire`` once for each item that is still there when its deadline has passed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[W], None]) -> None:
         self._loop = loop
         self._expire = expire
-        self._buckets: dict[int, dict[Delivery, None]] = {}
+        self._buckets: dict[int, dict[object, None]] = {}
         self._ticks: list[int] = []
         self._compact_at = _COMPACT_AT
         self._timer: asyncio.TimerHandle | None = None
         self._armed_tick = 0
         self._last_tick = -1
-        self._last_bucket: dict[Delivery, None] = {}
+        self._last_bucket: dict[object, None] = {}
 
-    def add(self, delivery: Delivery, deadline_s: float, now_s: float) -> None:
-        """Watch a delivery until ``remove``."""
+    def add(self, item: W, deadline_s: float, now_s: float) -> None:
+        """Watch an item until ``remove``."""
         if deadline_s - now_s < _EXACT_BELOW_S:
-            delivery.entry = self._loop.call_at(deadline_s, self._exact, delivery)
+            item.entry = self._loop.call_at(deadline_s, self._exact, item)
             return
         tick = int(deadline_s * _TICKS_PER_S) + 1
         if tick != self._last_tick:  # most deadlines of one moment share a bucket
@@ -40,14 +48,14 @@ class DeadlineWheel:
             self._last_bucket = self._open(tick) if bucket is None else bucket
             self._last_tick = tick
         bucket = self._last_bucket
-        bucket[delivery] = None
-        delivery.entry = bucket
+        bucket[item] = None
+        item.entry = bucket
 
-    def remove(self, delivery: Delivery) -> None:
-        """Forget a delivery."""
-        entry, delivery.entry = delivery.entry, None
+    def remove(self, item: W) -> None:
+        """Forget an item."""
+        entry, item.entry = item.entry, None
         if isinstance(entry, dict):
-            entry.pop(delivery, None)
+            entry.pop(item, None)
         elif entry is not None:
             entry.cancel()
 
@@ -60,10 +68,10 @@ class DeadlineWheel:
         self._buckets.clear()
         self._ticks.clear()
 
-    def _open(self, tick: int) -> dict[Delivery, None]:
+    def _open(self, tick: int) -> dict[object, None]:
         if len(self._ticks) >= self._compact_at:
             self._compact()
-        bucket: dict[Delivery, None] = {}
+        bucket: dict[object, None] = {}
         self._buckets[tick] = bucket
         heapq.heappush(self._ticks, tick)
         if self._timer is None or tick < self._armed_tick:
@@ -85,9 +93,9 @@ class DeadlineWheel:
         self._armed_tick = tick
         self._timer = self._loop.call_at(tick / _TICKS_PER_S, self._turn)
 
-    def _exact(self, delivery: Delivery) -> None:
-        delivery.entry = None
-        self._expire(delivery)
+    def _exact(self, item: W) -> None:
+        item.entry = None
+        self._expire(item)
 
     def _turn(self) -> None:
         self._timer = None
@@ -95,8 +103,9 @@ class DeadlineWheel:
         due = max(self._armed_tick, int(self._loop.time() * _TICKS_PER_S))
         ticks = self._ticks
         while ticks and (ticks[0] <= due or not self._buckets[ticks[0]]):
-            for delivery in self._buckets.pop(heapq.heappop(ticks)):
-                delivery.entry = None
-                self._expire(delivery)
+            for found in self._buckets.pop(heapq.heappop(ticks)):
+                item = cast("W", found)
+                item.entry = None
+                self._expire(item)
         if ticks and self._timer is None:
             self._arm(ticks[0])

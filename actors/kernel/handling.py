@@ -236,7 +236,7 @@ class EffectContext:
         handling = self._handling
         bounded = handling.deadline_s is not None and not handling.critical_depth
         budget = CallBudget(self.remaining_s() if bounded else None, handling.cell.hub.clock)
-        return await run_blocking(handling.cell.pool, budget, call, undo)
+        return await run_blocking(handling.cell.pool(), budget, call, undo)
 
     def critical(self, name: str) -> CriticalSection:
         """See ``contract.Context``."""

@@ -9,17 +9,17 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import msgspec
 
 from ...messages.failure import Code, HostWeightsError, Stage, error
 from ...messages.journal import JOURNAL_VERSION, JOURNAL_VERSIONS, JournalEntry, JournalHeader, JournalRecord
-from .journal_versions import array_of, upgraded
+from .journal_versions import array_head, upgraded
 
 FRAME = struct.Struct("<II")
 RECORD_LIMIT_BYTES = 16 * 2**20
@@ -27,6 +27,7 @@ RECORD_LIMIT_BYTES = 16 * 2**20
 FRAME_LIMIT_BYTES = RECORD_LIMIT_BYTES + 2**20
 """A longer frame is not read; one holds at most a record of the longest kind and what was collected before it."""
 PART_DIGITS = 6
+_ARRAY16_FROM = 16
 
 
 def frame(payload: bytes) -> bytes:
@@ -34,9 +35,31 @@ def frame(payload: bytes) -> bytes:
     return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def frame_of(entries: list[bytes]) -> bytes:
+class Batch(NamedTuple):
+    """Records that were encoded together: how many, and their bytes one after the other."""
+
+    num_records: int
+    data: bytes
+
+    @classmethod
+    def of(cls, array: bytes, count: int) -> "Batch":
+        """From the msgpack array of fewer than 65,536 of them."""
+        return cls(count, array[1 if count < _ARRAY16_FROM else 3 :])
+
+    @classmethod
+    def joined(cls, batches: "Sequence[Batch]") -> "Batch":
+        """All of them as one."""
+        return cls(sum(batch.num_records for batch in batches), b"".join([batch.data for batch in batches]))
+
+    def array(self) -> bytes:
+        """The msgpack array of the records."""
+        return array_head(self.num_records) + self.data
+
+
+def frame_of(batches: Sequence[Batch]) -> bytes:
     """One frame of encoded records."""
-    return frame(array_of(entries))
+    head = array_head(sum(batch.num_records for batch in batches))
+    return frame(b"".join([head, *[batch.data for batch in batches]]))
 
 
 def part_path(path: Path, number: int) -> Path:
@@ -69,7 +92,7 @@ class FileWriter:
         self._failed = failed
         self._rotate_bytes = rotate_bytes
         self._keep_parts = keep_parts
-        self._queue: SimpleQueue[list[bytes] | threading.Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Batch] | threading.Event | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._thread: threading.Thread | None = None
@@ -89,14 +112,16 @@ class FileWriter:
         self._thread = threading.Thread(target=self._run, name="journal-writer")
         self._thread.start()
 
-    def write(self, entries: list[bytes], size_bytes: int) -> None:
-        """Hand encoded records over; never waits."""
+    def write(self, batches: list[Batch]) -> None:
+        """Hand encoded records over, for one frame; never waits."""
         with self._lock:
-            self._pending_bytes += size_bytes
-        self._queue.put(entries)
+            self._pending_bytes += sum(len(batch.data) for batch in batches)
+        self._queue.put(batches)
 
     def flush(self) -> None:
         """Wait until what was handed over is in the file, or the writer has failed; blocking."""
+        if self._thread is None:
+            return
         written = threading.Event()
         self._queue.put(written)
         written.wait()
@@ -119,15 +144,15 @@ class FileWriter:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            broken = broken or not self._try(lambda entries=item: self._append(entries))  # type: ignore[misc]  # mypy cannot infer a default's type
+            broken = broken or not self._try(lambda batches=item: self._append(batches))  # type: ignore[misc]  # mypy cannot infer a default's type
             with self._lock:
-                self._pending_bytes -= sum(map(len, item))
+                self._pending_bytes -= sum(len(batch.data) for batch in item)
         broken = broken or not self._try(lambda: os.fsync(self._file))
         if self._file >= 0:
             os.close(self._file)
 
-    def _append(self, entries: list[bytes]) -> None:
-        data = frame_of(entries)
+    def _append(self, batches: list[Batch]) -> None:
+        data = frame_of(batches)
         write_all(self._file, data)
         self._size_bytes += len(data)
         if self._rotate_bytes is not None and self._size_bytes >= self._rotate_bytes:

@@ -15,9 +15,14 @@ _ENVELOPE = Dequeued.__struct_fields__.index("envelope")
 _map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
 
+def array_head(count: int) -> bytes:
+    """What stands before so many items in a msgpack array."""
+    return _ARRAY32.pack(0xDD, count)
+
+
 def array_of(items: list[msgspec.Raw] | list[bytes]) -> bytes:
     """Encoded items as one msgpack array."""
-    return _ARRAY32.pack(0xDD, len(items)) + b"".join(items)
+    return array_head(len(items)) + b"".join(items)
 
 
 def upgraded(payload: bytes) -> bytes:

@@ -10,13 +10,13 @@ class Latch:
 
     def __init__(self) -> None:
         self.opened = False
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None
 
     def open(self) -> None:
         """Let everyone through; opening twice is harmless."""
         self.opened = True
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -24,7 +24,9 @@ class Latch:
         """Return when the latch is open; a cancel ends the wait."""
         if self.opened:
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
+        if self._waiters is None:
+            self._waiters = []
         self._waiters.append(waiter)
         await waiter
 

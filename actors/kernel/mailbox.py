@@ -48,12 +48,14 @@ class Mailbox:
             waiter.set_result(None)
 
     def take(self) -> Delivery | None:
-        """The oldest message that was not withdrawn, now ``TAKEN``; None when there is none."""
+        """The oldest message that was not withdrawn, out of the mailbox; None when there is none.
+
+        Whoever takes it says at once what it is from now on: running, or taken and not begun.
+        """
         items = self._items
         while items:
             delivery = items.popleft()
             if delivery.state == QUEUED:
-                delivery.state = TAKEN
                 self.length = length = self.length - 1
                 self.backlog_s = self.backlog_s - delivery.expected_s if length else 0.0
                 if self.offers:

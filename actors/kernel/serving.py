@@ -5,6 +5,7 @@ import asyncio
 from ...messages.base import Message
 from ...messages.failure import Failure, HostWeightsError
 from ...messages.journal import Ended
+from .blocking import WorkerPool
 from .contract import Actor, ActorSpec
 from .delivery import DONE, RUNNING, TAKEN, Delivery, Reason
 from .errors import HandlerFailed, as_failed
@@ -24,13 +25,14 @@ class Serving(Intake):
         super().__init__(hub, spec)
         self.actor: Actor
         self.task: asyncio.Task[None]
-        self.pool = hub.make_pool(spec.name, spec.workers, hub.loop)
+        self._pool: WorkerPool | None = None
         self.incarnation = 0
         self.stopping = False
         self.failed = 0
         self.withdrawn_running = 0
         self.swallowed_cancels = 0
         self._position = 0
+        self._observed = hub.journal is not None or hub.instruments is not None
         self._cut = False
         self._draining = False
         self._crash: Exception | None = None
@@ -54,6 +56,12 @@ class Serving(Intake):
         if self._current is not None:
             self._current.withdraw(Reason.STOP)
         self.mailbox.nudge()
+
+    def pool(self) -> WorkerPool:
+        """The threads for blocking work; most actors never need them."""
+        if self._pool is None:
+            self._pool = self.hub.make_pool(self.name, self.spec.workers, self.hub.loop)
+        return self._pool
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -82,12 +90,20 @@ class Serving(Intake):
                 num_handled, now_s = 0, clock()
                 slice_end_s = now_s + _SLICE_S
                 continue
+            deadline_s = delivery.deadline_s
             if delivery.service.concurrent:
                 await self._dispatch(delivery)
                 now_s = clock()
-            elif (handling := self._begin(delivery, task, now_s)) is not None:
+            elif deadline_s is not None and not self._can_start(delivery, deadline_s - now_s):
+                pass
+            else:
+                delivery.handling = self._current = handling = Handling(
+                    self, delivery.id, task, True, now_s, deadline_s, delivery.chain
+                )
+                delivery.state = RUNNING
+                if self._observed:
+                    self._began(delivery, now_s)
                 reply = raised = None
-                self._current = handling
                 try:
                     reply = await receive(delivery.message, handling)
                 except (asyncio.CancelledError, Exception) as found:  # noqa: BLE001 - see _end_otherwise
@@ -106,6 +122,7 @@ class Serving(Intake):
 
     async def _dispatch(self, delivery: Delivery) -> None:
         """Run a handler beside the others, when there is room for it."""
+        delivery.state = TAKEN
         while len(self._children) >= self.spec.concurrency_limit and not self._cut:
             await self._wait(messages=False)
         if self._cut:
@@ -127,9 +144,13 @@ class Serving(Intake):
             return
         self._children[task] = delivery  # an eager task runs before its maker knows it
         self.hub.owners[task] = self
-        handling = self._begin(delivery, task, self.hub.clock())
-        if handling is None:
+        now_s, deadline_s = self.hub.clock(), delivery.deadline_s
+        if deadline_s is not None and not self._can_start(delivery, deadline_s - now_s):
             return
+        delivery.handling = handling = Handling(self, delivery.id, task, False, now_s, deadline_s, delivery.chain)
+        delivery.state = RUNNING
+        if self._observed:
+            self._began(delivery, now_s)
         reply: Message | None = None
         raised: BaseException | None = None
         try:
@@ -150,40 +171,39 @@ class Serving(Intake):
             delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))
         self.mailbox.nudge()
 
-    def _begin(self, delivery: Delivery, task: "asyncio.Task[None]", now_s: float) -> Handling | None:
-        """Let a handler begin now; None when its message can no longer be answered in time and is withdrawn."""
-        deadline_s = delivery.deadline_s
-        service = delivery.service
-        if deadline_s is not None and not service.starts(deadline_s - now_s):
-            self.withdraw(delivery, Reason.DEADLINE)
-            return None
-        delivery.handling = handling = Handling(
-            self, delivery.id, task, not service.concurrent, now_s, deadline_s, delivery.chain
-        )
-        delivery.state = RUNNING
+    def _can_start(self, delivery: Delivery, left_s: float) -> bool:
+        """Whether a message can still be answered in time; if not, it is withdrawn."""
+        if delivery.service.starts(left_s):
+            return True
+        delivery.state = TAKEN
+        self.withdraw(delivery, Reason.DEADLINE)
+        return False
+
+    def _began(self, delivery: Delivery, now_s: float) -> None:
+        """Tell those who look on that a handler begins."""
         hub = self.hub
         if hub.instruments is not None:
             hub.instruments.began(delivery)
-        journal = hub.journal
-        if journal is not None:
-            journal.dequeued(delivery, self.incarnation, self._position, now_s)
-        self._position += 1
-        return handling
+        if hub.journal is not None:
+            hub.journal.dequeued(delivery, self.incarnation, self._position, now_s)
+            self._position += 1
 
     def _end(self, delivery: Delivery, handling: Handling, reply: Message | None) -> float:
         """End a message whose handler returned; an ask without a reply failed, and its actor lives on."""
         hub = self.hub
         end_s = hub.clock()
+        asked = delivery.future is not None
         delivery.service.completed(end_s - handling.start_s)
-        if reply is None and delivery.future is not None:
+        if reply is None and asked:
             missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
             self._settle(delivery, handling, Ended.FAILED, missing, end_s)
             return end_s
-        if hub.journal is not None:
-            hub.journal.finished(self.name, delivery.id, end_s, _REPLIED, reply, None)
-        if hub.instruments is not None:
-            hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
-        if reply is not None and delivery.future is not None:
+        if self._observed:
+            if hub.journal is not None:
+                hub.journal.finished(self.name, delivery.id, end_s, _REPLIED, reply, None)
+            if hub.instruments is not None:
+                hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
+        if reply is not None and asked:
             delivery.succeed(reply)
         else:
             delivery.state = DONE

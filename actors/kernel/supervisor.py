@@ -2,9 +2,11 @@
 
 import asyncio
 from dataclasses import replace
+from math import inf
 
 from .cell import Cell
 from .contract import Strategy
+from .deadlines import DeadlineWheel
 from .errors import HandlerFailed
 from .hub import Hub
 from .latch import Latch
@@ -22,6 +24,7 @@ class Supervisor:
         self._closing = False
         self._drain = True
         self._back_off_ended = Latch()
+        self._drains: DeadlineWheel[Cell] = DeadlineWheel(hub.loop, Cell.stop)
         self.closed = Latch()
         """No actor is left."""
         self.task: asyncio.Task[None]
@@ -110,15 +113,17 @@ class Supervisor:
                     cell.stop()
             if cell.cleanup_error is not None and self._hub.failure is None:
                 self._hub.fail(HandlerFailed.of(cell.name, "stopped", cell.cleanup_error).failure)
+        self._drains.close()
         self.closed.open()
 
     async def _stop(self, cell: Cell, deadline_s: float) -> None:
         cell.drain()
-        timer = self._hub.loop.call_at(deadline_s, cell.stop)
+        if cell.entry is None and deadline_s < inf:
+            self._drains.add(cell, deadline_s, self._hub.clock())
         try:
             await cell.ended.outlast()
         finally:
-            timer.cancel()
+            self._drains.remove(cell)
 
     async def _outlast(self, latch: Latch) -> None:
         """Wait to the end; a cancel of the root task, which only a dying loop sends, closes the system after it."""

@@ -214,7 +214,7 @@ def _check(spec: ActorSpec) -> None:
     wrong = None
     if not 0 < len(spec.name) <= _NAME_LIMIT:
         wrong = f"a name has 1 to {_NAME_LIMIT} characters"
-    elif not set(spec.concurrent) <= set(spec.accepts):
+    elif spec.concurrent and not set(spec.concurrent) <= set(spec.accepts):
         wrong = "concurrent message types must be accepted ones"
     elif min(spec.concurrency_limit, spec.mailbox_limit, spec.workers) < 1:
         wrong = "concurrency_limit, mailbox_limit and workers are at least 1"

@@ -10,6 +10,8 @@ from ...dlo.contract import HostBacking
 from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
+from ...dlo.packed.backing import PackedBacking
+from ...dlo.sharded import refuse_sharded
 from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
@@ -19,6 +21,7 @@ from ...messages.failure import Code, Stage, error
 from ...messages.transport import (
     Announced,
     AnnounceModel,
+    Attach,
     Attached,
     AttachmentInfo,
     Attachments,
@@ -30,10 +33,14 @@ from ...messages.transport import (
     ReadModelRing,
     Rebased,
     RebaseModel,
+    ReleaseModelResident,
+    ResidentReleased,
     Ring,
 )
 from ..resources import AttachmentEntry, Resources
 from .faults import answered
+from .packed import open_packed
+from .ways import open_way
 
 
 class LocalDevices:
@@ -44,7 +51,7 @@ class LocalDevices:
 
     def attach(self, effect: AttachModel, budget: Budget) -> Attached:
         """Open the device and stream the model, between two forwards; after an error the model is as it was."""
-        request = effect.request
+        request = _checked(effect.request)
         entry = self._resources.models.get(request.model_id)
         if (other := self._attachment_of(request.model_id)) is not None:
             text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
@@ -53,19 +60,27 @@ class LocalDevices:
         failing = answered(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"the model could not stream to {request.device}")
         with failing, ExitStack() as undo, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
+            if entry.lease_id is not None:
+                entry.require_untouched("streaming it")
+            refuse_sharded(prepared.module)
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
             backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
             undo.callback(backing.close)
+            way, leave = open_way(request, self._resources, budget)
+            undo.callback(leave)
             streamer = Streamer.attach(
                 prepared.module,
                 blocks,
                 device,
                 backing,
                 slots=request.slots,
+                slot_limit_bytes=request.slot_limit_bytes,
                 budget=budget,
                 registration=request.registration,
+                on_demand=request.on_demand,
+                way=way,
             )
             undo.pop_all()
         sizes = streamer.sizes
@@ -74,14 +89,17 @@ class LocalDevices:
             model_id=request.model_id,
             lease_id=entry.lease_id,
             device=device.name,
-            backing=Backing.DIRECT if sizes.direct else Backing.STAGED,
+            backing=_kind(backing, request.backing),
             slots=sizes.slots,
             blocks=sizes.paths,
             block_bytes=sizes.block_bytes,
             slot_bytes=sizes.slot_bytes,
+            kept=sizes.kept,
+            on_demand=sizes.on_demand,
+            ranks=1 if request.gather is None else len(request.gather.ranks),
         )
         self._resources.attachments.put(
-            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks)
+            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks, leave)
         )
         return Attached(info=info)
 
@@ -95,6 +113,7 @@ class LocalDevices:
             if entry is not None:
                 stack.enter_context(entry.need_gate().exclusive(PlainBudget()))
             attachment.streamer.detach(terminal=effect.terminal)
+        attachment.leave()
         attachment.device.close()
         self._resources.attachments.pop(effect.attachment_id)
         return Detached(attachment_id=effect.attachment_id, known=True)
@@ -110,6 +129,7 @@ class LocalDevices:
         )
         with failing, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
+            entry.require_untouched("adoption")
             with _at_home(attachment):
                 check_adoptable(prepared.module, prepared.record, lease)
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)
@@ -128,7 +148,7 @@ class LocalDevices:
         slot_bytes = attachment.streamer.sizes.slot_bytes
         holder = attachment.info.attachment_id
         backing = self._lease_backing(holder, attachment.blocks, lease_id, attachment.choice, slot_bytes)
-        kind = Backing.STAGED if backing.extent(0) is None else Backing.DIRECT
+        kind = _kind(backing, attachment.choice)
         with ExitStack() as undo:
             undo.callback(backing.close)
             attachment.streamer.rebase(backing, budget)
@@ -140,6 +160,11 @@ class LocalDevices:
         """Tell the ring how many forwards follow."""
         self._resources.attachments.get(effect.attachment_id).streamer.announce(effect.forwards)
         return Announced(attachment_id=effect.attachment_id, forwards=effect.forwards)
+
+    def release(self, effect: ReleaseModelResident) -> ResidentReleased:
+        """Let kept blocks leave the device until the next forward."""
+        released_bytes = self._resources.attachments.get(effect.attachment_id).streamer.release()
+        return ResidentReleased(attachment_id=effect.attachment_id, released_bytes=released_bytes)
 
     def read(self, effect: ReadModelRing) -> Ring:
         """The ring's counters."""
@@ -167,6 +192,8 @@ class LocalDevices:
     ) -> HostBacking:
         """Direct if asked for; staged if asked for, if a block has no extent, or if an extent exceeds a given slot."""
         lease = self._resources.leases.get(lease_id).lease
+        if lease.manifest.packed:
+            return open_packed(lease, blocks, holder, staged=choice == BackingChoice.STAGED)
         leased = leased_blocks(blocks, lease.manifest, lease.directory)
         direct = _direct(leased, choice, slot_bytes)
         with ExitStack() as hold:
@@ -177,6 +204,23 @@ class LocalDevices:
         except BaseException:
             release()
             raise
+
+
+def _checked(request: Attach) -> Attach:
+    """What an untyped caller gave, as the message's types; raises invalid_config by the field's name."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(request), type=Attach)
+    except (TypeError, ValueError) as wrong:  # msgspec's ValidationError is a ValueError
+        choices = ", ".join(BackingChoice)
+        text = f"attach was asked for what it does not have: {wrong}; backings are {choices}"
+        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
+
+
+def _kind(backing: HostBacking, choice: BackingChoice) -> Backing:
+    """How its blocks travel."""
+    if isinstance(backing, PackedBacking):
+        return Backing.STAGED if choice == BackingChoice.STAGED else Backing.PACKED
+    return Backing.STAGED if backing.extent(0) is None else Backing.DIRECT
 
 
 def _at_home(attachment: AttachmentEntry | None) -> AbstractContextManager[None]:

@@ -14,7 +14,8 @@ from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
 from ...hwr.load_produced import load_produced
-from ...hwr.ownership import collect_ownership
+from ...hwr.ownership import survey
+from ...hwr.packed.logical import identity_to_use
 from ...hwr.planner import plan_ownership
 from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for, production_plan
 from ...hwr.records import ModelRecord, generic_record
@@ -22,8 +23,9 @@ from ...hwr.restore import plan_restore
 from ...hwr.skeleton import build_skeleton
 from ...hwr.source import source_digest
 from ...hwr.source_memory import SourceMemory, source_fingerprint
+from ...hwr.write_watch import WriteWatch
 from ...messages.budget import Budget
-from ...messages.config import Representation
+from ...messages.config import PackingPolicy, Representation
 from ...messages.failure import Code, Stage, error
 from ...messages.plan import WeightPlan
 from ...messages.resolver import (
@@ -49,11 +51,13 @@ class LocalLoader:
         self,
         resources: Resources,
         digest_directory: DigestDirectory,
+        packing: PackingPolicy = PackingPolicy.OFF,
         representation: Representation = Representation.FINAL,
     ) -> None:
         self._resources = resources
         self._representation = representation
         self._digest_directory = digest_directory
+        self._packing = packing
 
     def identify(self, effect: Identify, budget: Budget) -> Identified:
         """Prepare the model, find out its source's digest, and register a checkpoint producer.
@@ -76,6 +80,7 @@ class LocalLoader:
         adapter = _open_adapter(entry, prepared, budget)
         adaptation = None if adapter is None else adapter.identity
         identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
+        identity = identity_to_use(identity, self._packing, prepared.ownership)
         producer_id = checkpoint_producer_id(effect.model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
@@ -86,7 +91,10 @@ class LocalLoader:
         entry = self._resources.models.get(effect.model_id)
         prepared = entry.need_prepared()
         lease = self._resources.leases.get(effect.lease_id).lease
-        entry.restore = plan_restore(prepared.module, prepared.record, lease)
+        found, prepared.found = prepared.found, None
+        entry.restore = plan_restore(prepared.module, prepared.record, lease, found)
+        if entry.agreement is not None:
+            entry.agreement.hit()
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
 
     def commit_restore(self, effect: CommitRestore) -> Restored:
@@ -96,12 +104,15 @@ class LocalLoader:
         plan.commit()
         prepared = entry.need_prepared()
         entry.bind(effect.model_id, self._resources.leases.get(effect.lease_id).lease)
+        entry.watch = WriteWatch(prepared.module)
         entry.gate = ForwardGate.install(prepared.module)
         return Restored()
 
     def load_canonical(self, effect: LoadCanonical, budget: Budget) -> CanonicalLoaded:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
         entry = self._resources.models.get(effect.model_id)
+        if entry.agreement is not None:
+            entry.agreement.miss()
         if effect.fresh:
             entry.prepared = None
         prepared = entry.prepared or _prepare(entry, self._representation)
@@ -112,7 +123,9 @@ class LocalLoader:
                 loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
             else:
                 loaded_bytes = load_produced(prepared.module, _producer(prepared, source), budget)
+        prepared.found = None
         _validate(prepared)
+        entry.watch = WriteWatch(prepared.module)
         entry.producer = ModelProducer(prepared.module, prepared.ownership)
         entry.gate = ForwardGate.install(prepared.module)
         return CanonicalLoaded(loaded_bytes=loaded_bytes)
@@ -157,10 +170,11 @@ def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
         module: torch.nn.Module = build_skeleton(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
     if representation is Representation.FINAL:
-        entry.prepared = Prepared(module, record, collect_ownership(module, record))
+        found = survey(module, record)
+        entry.prepared = Prepared(module, record, found.ownership, found)
     else:
         fp8 = quantise_skeleton(module, record, representation)
-        entry.prepared = Prepared(module, record, fp8.ownership, fp8=fp8)
+        entry.prepared = Prepared(module, record, fp8.ownership, None, fp8=fp8)
     return entry.prepared
 
 

@@ -2,10 +2,12 @@
 
 from contextlib import ExitStack
 
+from ...dlo.hooks import refuse_gone
 from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
 from ..resources import Resources
+from .packed import with_values
 
 
 class LocalModels:
@@ -17,15 +19,19 @@ class LocalModels:
     def register(self, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
         """Enter a producer: the one made when the model was loaded, or a new one between two forwards."""
         entry = self._resources.models.get(effect.model_id)
+        entry.require_untouched("publishing it")
         producer = entry.producer
         if producer is None:
             prepared = entry.need_prepared()
+            refuse_gone(prepared.module)
             with ExitStack() as still:
                 still.enter_context(entry.need_gate().exclusive(budget))
-                for attachment in self._resources.attachments.all():
-                    if attachment.info.model_id == effect.model_id:  # a block may be called past the gate
-                        still.enter_context(attachment.streamer.at_rest(budget))
+                streaming = [a for a in self._resources.attachments.all() if a.info.model_id == effect.model_id]
+                for attachment in streaming:  # what computes is on the device, and may be called past the gate
+                    still.enter_context(attachment.streamer.at_rest(budget))
                 producer = ModelProducer(prepared.module, prepared.ownership)
+                if streaming and entry.lease_id is not None:
+                    producer = with_values(producer, self._resources.leases.get(entry.lease_id).lease)
         self._resources.producers.put(effect.producer_id, producer)
         return ProducerRegistered(
             tensors=len(producer.plan.tensors),

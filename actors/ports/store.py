@@ -8,6 +8,8 @@ from pathlib import Path
 from ...hwr.contract import Lease, Miss
 from ...hwr.identity import artifact_key
 from ...hwr.memory import mapped_memory, process_memory
+from ...hwr.packed.logical import is_packed, logical_tensors
+from ...hwr.packed.producer import PackingProducer
 from ...hwr.remote.fsspec_remote import open_remote
 from ...hwr.store import LocalStore
 from ...messages.budget import Budget
@@ -70,6 +72,8 @@ class LocalStorePort:
         """Build or join, lease, and enter the lease into the resource table."""
         store = self._open(budget)
         producer = self._producers.get(effect.producer_id)
+        if is_packed(effect.identity):
+            producer = PackingProducer(producer, budget)
         result = store.build(effect.identity, producer, effect.validation, budget, progress, lease_id=effect.lease_id)
         return Leased(lease=self._enter(result.lease), built=result.built, joined=result.joined)
 
@@ -141,7 +145,7 @@ class LocalStorePort:
             publication_id=lease.publication_id,
             directory=printable(str(lease.directory)),
             size_bytes=sum(file.size_bytes for file in manifest.files),
-            tensors=len(manifest.tensors),
+            tensors=len(logical_tensors(manifest)),
             blocks=len(manifest.blocks),
         )
         try:

@@ -1,30 +1,41 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go: the GPU tests, the memory checker, the streaming suites.
 #   bash benchmarks/gpu/run.sh [tests] [memcheck] [stream_gpu] [stream_flux]        (no argument: all)
-# Logs and results go to $OUT if that is set, else the results to benchmarks/results.
+# Each part has a time limit in seconds: TESTS_S, MEMCHECK_S, SUITE_S (each suite). A suite that is cut keeps its rows.
+# Logs and results go to $OUT if that is set, else the results to benchmarks/results. The last lines say how each ended.
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 logs=${OUT:-$(mktemp -d)}
 machine=${MACHINE:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr 'A-Z ' 'a-z-' | sed 's/^nvidia-//')}
 status=0
+summary=()
 
 step() { # name, seconds, command
-  local name=$1 limit=$2
+  local name=$1 limit=$2 began=$SECONDS ended=0
   shift 2
   printf '=== %s\n' "$name"
-  timeout "$limit" "$@" 2>&1 | tee "$logs/$name.log" || status=1
+  timeout --kill-after=10 "$limit" "$@" >"$logs/$name.log" 2>&1 || ended=$?
+  case $name in
+    memcheck) grep -E 'ERROR SUMMARY|equal to the bit|^=+ Error' "$logs/$name.log" | tail -n 3 ;;
+    tests) grep -E '^(FAILED|ERROR|E  )|passed|failed|error' "$logs/$name.log" | tail -n 40
+      cat "$logs/gpu-facts.txt" 2>/dev/null ;;
+    *) tail -n 90 "$logs/$name.log" | cut -c -220 ;;
+  esac
+  [ "$ended" -eq 0 ] || status=1
+  summary+=("$name: exit status $ended after $((SECONDS - began)) s")
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 for part in "${@:-tests memcheck stream_gpu stream_flux}"; do
   for name in $part; do
     case $name in
-      tests) step tests "${TESTS_S:-300}" python3 -m pytest -m gpu tests/gpu tests/dlo/test_dlo_device.py -q -p no:cacheprovider ;;
-      memcheck) step memcheck "${MEMCHECK_S:-240}" compute-sanitizer --tool memcheck --error-exitcode 9 \
-        python3 -m pytest -m gpu tests/gpu -q -p no:cacheprovider -k "bit_equal_and_comes_back and 2" ;;
-      *) step "$name" "${SUITE_S:-420}" python3 -m benchmarks "$name" --machine "$machine" ;;
+      tests) step tests "${TESTS_S:-110}" python3 -m pytest -m gpu tests/gpu tests/dlo/test_dlo_device.py -q -p no:cacheprovider ;;
+      memcheck) step memcheck "${MEMCHECK_S:-60}" compute-sanitizer --tool memcheck --report-api-errors no \
+        --error-exitcode 9 python3 -m benchmarks.stream_memcheck ;;
+      *) step "$name" "${SUITE_S:-180}" python3 -m benchmarks "$name" --machine "$machine" ;;
     esac
   done
 done
+printf '%s\n' "${summary[@]}"
 exit "$status"

@@ -205,6 +205,16 @@ class CudaStream:
         with self._lock:
             self._do(lambda: self._perform(lambda: self._move(target, source), news=True), self._direct() and pinned)
 
+    def launch(self, work: Callable[[int], None]) -> None:
+        """Give the device work in stream order; ``work`` is called with the driver's stream and must not block."""
+
+        def start() -> None:
+            self._ahead = True
+            work(self._stream)
+
+        with self._lock:
+            self._do(lambda: self._perform(start, news=True), self._direct())
+
     def run(self, work: Callable[[], None]) -> None:
         """Run host work in stream order, on the stream's thread."""
 

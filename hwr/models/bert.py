@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from ..records import ModelRecord
+from ..records import ModelRecord, Shard
+
+_WEIGHT_AND_BIAS: Final = ("weight", "bias")
 
 BERT_ENCODER: Final = ModelRecord(
     record_id="bert-encoder",
@@ -18,6 +20,12 @@ BERT_ENCODER: Final = ModelRecord(
         "bert.embeddings.position_ids",
         "embeddings.token_type_ids",
         "bert.embeddings.token_type_ids",
+    ),
+    shards=(
+        *(Shard(f"attention.self.{name}.{part}", 0) for name in ("query", "key", "value") for part in _WEIGHT_AND_BIAS),
+        *(Shard(f"intermediate.dense.{part}", 0) for part in _WEIGHT_AND_BIAS),
+        # Of the attention and of the feed-forward; the biases are added once, after the sum over the ranks.
+        Shard("output.dense.weight", 1),
     ),
 )
 """The encoder without a head, named with or without ``bert.``; a pooler is loaded if the model has one."""

@@ -1,5 +1,10 @@
-"""MiniMax H3: two token-refiner blocks, then the transformer's blocks, with twelve parameters kept in FP32."""
+"""MiniMax H3: two token-refiner blocks, then the transformer's blocks, with twelve parameters kept in FP32.
 
+These are the released checkpoint's own names; ``minimax_h3_diffusers`` is for diffusers' class and its directories.
+"""
+
+from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import torch
@@ -38,14 +43,14 @@ def minimax_h3(head_dim: int = 128) -> ModelRecord:
             Shard("mlp.fc1.weight", 0, (1, 1)),
             Shard("mlp.fc2.weight", 1),
         ),
-        validator=_validate,
+        validator=partial(require_fp32, FP32_MODULES),
     )
 
 
-def _validate(module: nn.Module) -> None:
-    """Refuse a model in which one of the tensors that must stay in FP32 is absent or is not."""
+def require_fp32(modules: Iterable[str], module: nn.Module) -> None:
+    """Refuse a model in which a weight or bias of these modules, or the rotary table, is absent or is not in FP32."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    wanted = [f"{name}.{part}" for name in FP32_MODULES for part in ("weight", "bias")] + [FP32_BUFFER]
+    wanted = [f"{name}.{part}" for name in modules for part in ("weight", "bias")] + [FP32_BUFFER]
     for name in wanted:
         if name not in tensors or tensors[name].dtype is not torch.float32:
             found = tensors[name].dtype if name in tensors else "absent"

@@ -5,9 +5,16 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.config import config
+from hostweights.commands.doctor import doctor
 from hostweights.commands.pull import pull
 from hostweights.commands.push import push
 from hostweights.commands.replay import replay
+from hostweights.commands.store_list import list_store
+from hostweights.commands.store_remove import gc, rm
+from hostweights.commands.store_show import show
+from hostweights.commands.store_verify import scrub, verify
+from hostweights.commands.top import top
 from hostweights.commands.warm import warm
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
@@ -68,10 +75,19 @@ def demo(
         raise typer.Exit(1)
 
 
+app.command()(config)
+app.command()(doctor)
 app.command()(pull)
 app.command()(push)
 app.command()(replay)
+app.command()(top)
 app.command()(warm)
+app.command("list")(list_store)
+app.command()(show)
+app.command()(verify)
+app.command()(scrub)
+app.command()(gc)
+app.command()(rm)
 
 
 def main() -> None:

@@ -50,6 +50,12 @@ def test_E1_both_workers_together_map_one_copy(shown: DemoResult) -> None:
     assert [worker.mapped_anonymous_bytes for worker in shown.workers] == [0, 0]
 
 
+def test_D4_every_stage_says_how_long_the_loop_was_held(shown: DemoResult) -> None:
+    for worker in shown.workers:
+        assert worker.loop_held_s.keys() == {*worker.seconds, "between stages"}
+        assert all(held_s > 0.0 for held_s in worker.loop_held_s.values())
+
+
 def test_A13_adoption_frees_the_private_copy(shown: DemoResult) -> None:
     cold = shown.workers[0]
     freed_bytes = cold.private_bytes_before_adoption - cold.private_bytes_after_adoption

@@ -55,6 +55,8 @@ from hostweights.messages.transport import (
     ReadModelRing,
     Rebased,
     RebaseModel,
+    ReleaseModelResident,
+    ResidentReleased,
     Ring,
     RingStats,
 )
@@ -283,6 +285,9 @@ class FakeDevices:
 
     def announce(self, effect: AnnounceModel) -> Announced:
         return Announced(attachment_id=effect.attachment_id, forwards=effect.forwards)
+
+    def release(self, effect: ReleaseModelResident) -> ResidentReleased:
+        return ResidentReleased(attachment_id=effect.attachment_id, released_bytes=0)
 
     def read(self, effect: ReadModelRing) -> Ring:
         if effect.attachment_id not in self.world.attachments:

@@ -37,6 +37,10 @@ class Child:
         """The next line the child prints."""
         return self._stdout.readline().strip()
 
+    def write(self, text: str) -> None:
+        """Give the child a line on its standard input."""
+        os.write(self._stdin, text.encode() + b"\n")
+
     def tell(self) -> None:
         """Let a child that waits in ``wait_for_parent`` go on."""
         os.write(self._stdin, b"go\n")

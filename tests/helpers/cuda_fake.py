@@ -39,6 +39,7 @@ class FakeCuda:
     def __init__(self) -> None:
         self.attributes = {113: 1, 18: 0}
         self.index = 0
+        self.resident = torch.device("cpu")
         self.used: list[int] = []
         self.streams: dict[int, Lane] = {}
         self.points: dict[int, _Point] = {}
@@ -71,7 +72,7 @@ class FakeCuda:
 
     def torch_device(self, index: int) -> torch.device:
         del index
-        return torch.device("cpu")
+        return self.resident
 
     def allocate(self, size_bytes: int, index: int) -> torch.Tensor:
         del index
@@ -182,6 +183,10 @@ class FakeCuda:
         with self._lock:
             self._handles += 1
             return self._handles
+
+
+AWAY = torch.device("cpu", 0)
+"""As ``FakeCuda.resident``: what is resident is copied, as it is to a GPU, since this device does not equal cpu."""
 
 
 def _passed(point: _Point) -> None:

@@ -1,7 +1,10 @@
 """A cuda device that poisons slots and delays streams at random, and models that run on it."""
 
+import copy
+import os
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -84,3 +87,14 @@ def run_on_gpu(model: nn.Module, order: Sequence[int] | None = None) -> torch.Te
     with torch.inference_mode():
         out: torch.Tensor = model(sample().cuda(), order)
         return out.clone()
+
+
+def resident(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).cuda()
+
+
+def note(text: str) -> None:
+    """A fact of this machine that whoever reads the run wants to see; kept in $OUT."""
+    if folder := os.environ.get("OUT"):
+        with (Path(folder) / "gpu-facts.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")

@@ -11,15 +11,27 @@ from hostweights.hwr.models.minimax_h3 import FP32_MODULES
 HEADS, HEAD_DIM, HIDDEN, INNER = 4, 8, 16, 24
 
 
+class Holder(nn.Module):
+    """Named children and nothing else."""
+
+    def __init__(self, **children: nn.Module) -> None:
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+
 class H3Attention(nn.Module):
     def __init__(self, heads: int = HEADS) -> None:
         super().__init__()
         self.heads = heads
         self.qkv_proj = nn.Linear(HIDDEN, 3 * heads * HEAD_DIM, bias=False)
         self.out_proj = nn.Linear(heads * HEAD_DIM, HIDDEN, bias=False)
+        self.q_norm = nn.RMSNorm(HEAD_DIM)
+        self.k_norm = nn.RMSNorm(HEAD_DIM)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, HEAD_DIM)).transpose(1, 2) for part in self.qkv_proj(x).chunk(3, -1))
+        q, k = self.q_norm(q), self.k_norm(k)
         mixed = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(HEAD_DIM), -1) @ v
         result: torch.Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return result
@@ -37,25 +49,31 @@ class H3Mlp(nn.Module):
         return result
 
 
-class H3Block(nn.Module):
+class H3RefinerBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.norm1 = nn.RMSNorm(HIDDEN)
         self.attn = H3Attention()
+        self.norm2 = nn.RMSNorm(HIDDEN)
         self.mlp = H3Mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(x)
-        result: torch.Tensor = x + self.mlp(x)
+        x = x + self.attn(self.norm1(x))
+        result: torch.Tensor = x + self.mlp(self.norm2(x))
         return result
 
 
-class Holder(nn.Module):
-    """Named children and nothing else."""
+class H3Block(H3RefinerBlock):
+    """With its own modulation, of which this reduced model uses the shifts alone."""
 
-    def __init__(self, **children: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        for name, child in children.items():
-            self.add_module(name, child)
+        self.adaln_proj = Holder(linear=nn.Linear(HIDDEN, 2 * HIDDEN))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before, after = self.adaln_proj.get_submodule("linear")(x.mean(1, keepdim=True)).chunk(2, -1)
+        result: torch.Tensor = super().forward(x + before) + after
+        return result
 
 
 class Rope(nn.Module):
@@ -72,10 +90,16 @@ class H3(nn.Module):
         self.video_patch_proj = nn.Linear(6, HIDDEN)
         self.audio_patch_proj = nn.Linear(5, HIDDEN)
         self.time_embedder = Holder(proj_in=nn.Linear(4, HIDDEN), proj_out=nn.Linear(HIDDEN, HIDDEN))
-        self.token_refiner = Holder(blocks=nn.ModuleList(H3Block() for _ in range(2)))
+        self.condition_proj = nn.Linear(3, HIDDEN)
+        self.token_refiner = Holder(blocks=nn.ModuleList(H3RefinerBlock() for _ in range(2)))
         self.rope = Rope()
         self.blocks = nn.ModuleList(H3Block() for _ in range(blocks))
-        self.final_layer = Holder(video_out=nn.Linear(HIDDEN, 6), audio_out=nn.Linear(HIDDEN, 5))
+        self.final_layer = Holder(
+            norm=nn.RMSNorm(HIDDEN),
+            adaln_proj=Holder(linear=nn.Linear(HIDDEN, 2 * HIDDEN)),
+            video_out=nn.Linear(HIDDEN, 6),
+            audio_out=nn.Linear(HIDDEN, 5),
+        )
         for name, parameter in self.named_parameters():
             if not name.startswith(FP32_MODULES):
                 parameter.data = parameter.data.to(torch.bfloat16)

@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -266,5 +266,6 @@ def tensor_content(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def contents(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+def contents(tensors: Iterable[torch.Tensor]) -> list[bytes]:
+    """The bytes of each, taken before the next one is asked for."""
     return [tensor_content(tensor) for tensor in tensors]

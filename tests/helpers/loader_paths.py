@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from hostweights.hwr.checkpoint import open_checkpoint
@@ -60,8 +61,29 @@ def warm(factory: Factory, record: ModelRecord, lease: Lease) -> nn.Module:
     return module
 
 
+def share_of_rank(factory: Factory, record: ModelRecord, source: Path, root: Path) -> dict[str, torch.Tensor]:
+    """A rank's tensors: loaded cold, published and restored, all three compared to the bit."""
+
+    def skeleton() -> nn.Module:
+        module = build_skeleton(factory)
+        shard_skeleton(module, record)
+        return module
+
+    checkpoint = open_checkpoint(source)
+    private, bound = skeleton(), skeleton()
+    load_canonical(private, plan_checkpoint(private, record, checkpoint, budget()), checkpoint, budget())
+    with published(factory, record, source, root) as lease:
+        plan_restore(bound, record, lease).commit()
+        share = {entry.name: lease.tensor(entry.name).clone() for entry in lease.manifest.tensors}
+        for module in (private, bound):
+            found = dict(module.named_parameters()) | dict(module.named_buffers())
+            for name, tensor in share.items():
+                assert torch.equal(found[name], tensor), name
+    return share
+
+
 def same_artifact(model: nn.Module, record: ModelRecord, lease: Lease) -> bool:
     """Whether the finished model would publish exactly what the lease holds."""
     producer = ModelProducer(model, collect_ownership(model, record))
     names = [spec.name for spec in producer.plan.tensors]
-    return contents(list(producer.produce(budget()))) == contents([lease.tensor(name) for name in names])
+    return contents(producer.produce(budget())) == contents(lease.tensor(name) for name in names)

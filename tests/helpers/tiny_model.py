@@ -73,7 +73,7 @@ def plain(path: Path, blocks: int = 3, width: int = WIDTH) -> torch.Tensor:
     return run(model)
 
 
-def run(module: nn.Module) -> torch.Tensor:
+def run(module: nn.Module, device: str = "cpu") -> torch.Tensor:
     with torch.inference_mode():
-        out: torch.Tensor = module(IDS)
-    return out
+        out: torch.Tensor = module(IDS.to(device))
+    return out.cpu()

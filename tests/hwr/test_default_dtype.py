@@ -42,6 +42,16 @@ def test_B9_tensors_are_those_of_torchs_default_dtype(make: Callable[[], torch.T
     assert torch.equal(made, expected)
 
 
+def test_B8_memory_that_nobody_filled_is_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a conversion touches every page")
+
+    monkeypatch.setattr(torch.Tensor, "to", refuse)
+    with DefaultDtype(torch.bfloat16):
+        assert torch.empty(1024).dtype is torch.bfloat16
+        assert torch.empty(2, dtype=torch.float64).dtype is torch.float64
+
+
 def test_B9_other_threads_keep_their_default() -> None:
     found: list[torch.dtype] = []
     with DefaultDtype(torch.bfloat16):

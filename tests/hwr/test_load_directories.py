@@ -1,5 +1,7 @@
 """``hostweights.load_diffusers`` and ``load_transformers`` over the actors: cold first, then warm, and streamed."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import anyio.to_thread
 import pytest
 import torch
 
-from hostweights import Code, Config, HostWeights, Mode, load_diffusers, load_transformers, warm
+from hostweights import Code, Config, HostWeights, Mode, load_diffusers, load_transformers, open_sync, warm
 from hostweights.actors.directories import describe_directory
 from loader_models import minilm_file, refused
 
@@ -47,6 +49,23 @@ async def test_B9_transformers_directory_loads_cold_warm_and_streamed(transforme
 def publish_again(config: Config, folder: Path) -> bool:
     found = describe_directory(folder)
     return warm(config, found.factory, found.source, record=found.record, name=found.name).built
+
+
+async def test_B9_script_finds_in_another_dtype_what_the_command_published(transformers: Any, tmp_path: Path) -> None:
+    folder, root = minilm_file().parent, tmp_path / "store"
+    command = [sys.executable, "-m", "hostweights", "warm", str(folder), "--root", str(root), "--dtype", "bfloat16"]
+    expected = transformers.BertModel.from_pretrained(folder, dtype=torch.bfloat16)
+
+    def script() -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host, torch.no_grad():
+            model = host.load_transformers(folder, dtype=torch.bfloat16)
+            assert model.warm
+            assert torch.equal(model.module(IDS).last_hidden_state, expected(IDS).last_hidden_state)
+            host.unload(model)
+
+    await anyio.to_thread.run_sync(script)
 
 
 async def test_B9_pipeline_component_loads_while_the_others_keep_their_loader(tmp_path: Path) -> None:

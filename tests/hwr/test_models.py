@@ -1,6 +1,7 @@
 """The shipped records over small models of the real names: loaded cold, published from the checkpoint, bound warm."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hostweights.hwr.models.flux2_klein import FLUX2_KLEIN
 from hostweights.hwr.models.minimax_h3 import FP32_BUFFER, FP32_MODULES, MINIMAX_H3, minimax_h3
 from hostweights.hwr.models.whisper import WHISPER, WHISPER_MODEL
 from hostweights.hwr.planner import plan_checkpoint
-from hostweights.hwr.records import generic_record
+from hostweights.hwr.records import Shard, generic_record
 from hostweights.hwr.skeleton import build_skeleton
 from hostweights.messages.failure import Code
 from loader_models import budget, refused, same_state, save, seeded
@@ -89,6 +90,13 @@ def test_B4_h3_artifacts_of_all_ranks_put_together_are_the_model(h3_file: Path, 
                 shares.setdefault(entry.name, []).append(lease.tensor(entry.name).clone())
     for name, tensor in expected.items():
         assert torch.equal(_together(name, shares[name]), tensor)
+
+
+def test_B4_rank_whose_record_names_nothing_of_the_model_is_refused(tmp_path: Path) -> None:
+    record = replace(generic_record(build_skeleton(Speech)), shards=(Shard("attn.out_proj.weight", 1),))
+    checkpoint = open_checkpoint(save(tmp_path / "model.safetensors", Speech().state_dict()))
+    with refused(Code.SHAPE_MISMATCH, "attn.out_proj.weight", "none of them"):
+        plan_checkpoint(build_skeleton(Speech), record.for_rank(2, 0), checkpoint, budget())
 
 
 def _together(name: str, shares: list[torch.Tensor]) -> torch.Tensor:

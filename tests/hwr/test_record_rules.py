@@ -40,8 +40,8 @@ def loaded(record: ModelRecord, checkpoint: Checkpoint, module: nn.Module) -> di
     """Loads by plan, and has both producers write the same."""
     plan = plan_checkpoint(module, record, checkpoint, budget())
     load_canonical(module, plan, checkpoint, budget())
-    stream = contents(list(CheckpointProducer(plan, checkpoint).produce(budget())))
-    assert contents(list(ModelProducer(module, collect_ownership(module, record)).produce(budget()))) == stream
+    stream = contents(CheckpointProducer(plan, checkpoint).produce(budget()))
+    assert contents(ModelProducer(module, collect_ownership(module, record)).produce(budget())) == stream
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 

@@ -6,14 +6,19 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from hostweights import Config, HostWeights
-from loader_models import save, seeded
+from hostweights import Code, Config, HostWeights, HostWeightsError, LoadedModel, Mode
+from hostweights.actors.assembly import TRANSPORT
+from hostweights.messages.config import ProductionPolicy
+from hostweights.messages.failure import Failure
+from hostweights.messages.transport import Rebase
+from loader_models import refused, save, seeded
 from warm_model import Stack
 
 HELPERS = Path(__file__).parent.parent / "helpers"
@@ -133,6 +138,90 @@ async def test_T65_what_lies_outside_the_blocks_is_resident_before_the_first_for
                 if model.publication is not None:
                     await model.publication.wait()
                 await model.unload()
+
+
+async def act_of(host: HostWeights, model: LoadedModel, act: str) -> Failure:
+    """The failure of publishing, adopting or streaming a model."""
+    if act == "attach":
+        with pytest.raises(HostWeightsError) as failed:
+            await host.attach(model)
+        return failed.value.failure
+    report = await host.publish(model, adopt=act == "adopt").wait()
+    assert report.failure is not None
+    return report.failure
+
+
+def write(module: nn.Module) -> None:
+    module.get_parameter("blocks.1.weight").mul_(2)
+
+
+def write_in_inference_mode(module: nn.Module) -> None:
+    with torch.inference_mode():
+        module.get_parameter("blocks.1.weight").zero_()
+
+
+def load_other_state(module: nn.Module) -> None:
+    module.get_submodule("blocks.1").load_state_dict({"weight": torch.zeros(8, 8), "bias": torch.zeros(8)})
+
+
+def replace(module: nn.Module) -> None:
+    vars(module.get_submodule("blocks.1"))["_parameters"]["weight"] = nn.Parameter(torch.zeros(8, 8))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("change", [write, write_in_inference_mode, load_other_state, replace])
+@pytest.mark.parametrize(("warm", "act"), [(w, a) for w in (False, True) for a in ("publish", "adopt", "attach")])
+async def test_T18_changed_model_is_not_taken_for_its_artifact(
+    tmp_path: Path, change: Callable[[nn.Module], None], act: str, *, warm: bool
+) -> None:
+    source = save(tmp_path / "model.safetensors", seeded(Watched()).state_dict())
+    quiet = Config(root=str(tmp_path / "store"), production=ProductionPolicy(publish_after_load=False))
+    async with HostWeights(quiet) as host:
+        first = await host.load(Watched, source)
+        if warm:
+            assert (await host.publish(first, adopt=False).wait()).failure is None
+            model = await host.load(Watched, source, mode=Mode.REQUIRED)
+        else:
+            model = first
+        change(model.module)
+        expected = model.module(X)
+        if act == "attach" and not warm:
+            await host.attach(model)  # private tensors stream as they are, with the change
+        else:
+            failure = await act_of(host, model, act)
+            assert failure.code is Code.SOURCE_CHANGED
+            assert "tensor blocks.1.weight was" in failure.text
+        assert torch.equal(model.module(X), expected)
+
+
+@pytest.mark.asyncio
+async def test_T18_write_between_publication_and_adoption_is_not_lost(tmp_path: Path) -> None:
+    source = save(tmp_path / "model.safetensors", seeded(Watched()).state_dict())
+    quiet = Config(root=str(tmp_path / "store"), production=ProductionPolicy(publish_after_load=False))
+    async with HostWeights(quiet) as host:
+        model = await host.load(Watched, source)
+        assert (await host.publish(model, adopt=False).wait()).failure is None
+        other = await host.load(Watched, source, mode=Mode.REQUIRED)
+        write(model.module)
+        expected = model.module(X)
+        with refused(Code.SOURCE_CHANGED, "blocks.1.weight", "adoption"):
+            await host._assembly.ask(TRANSPORT, Rebase(model_id=model.model_id, lease_id=other.lease_id))
+        assert torch.equal(model.module(X), expected)
+
+
+@pytest.mark.asyncio
+async def test_T18_streaming_and_adoption_by_itself_are_no_change(tmp_path: Path) -> None:
+    source = save(tmp_path / "model.safetensors", seeded(Watched()).state_dict())
+    with torch.no_grad():
+        async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+            model = await host.load(Watched, source)
+            for _ in range(3):
+                attachment = await host.attach(model)
+                model.module(X)
+                assert (await host.adopt(model)).failure is None
+                model.module(X)
+                await attachment.detach()
+                assert (await host.adopt(model)).failure is None
 
 
 WRITES = """

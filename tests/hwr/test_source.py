@@ -58,6 +58,19 @@ def test_T36_local_checkpoint_is_named_by_content_not_by_path_or_time(tmp_path: 
     assert digest(one) != digest(two)
 
 
+def test_T36_file_name_and_order_of_shards_are_no_part_of_the_content(tmp_path: Path) -> None:
+    one, two = {"a": torch.zeros(2)}, {"b": torch.ones(3)}
+    digests = set()
+    for number, names in enumerate([("x", "y"), ("y", "x"), ("model-1", "model-2")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, state in zip(names, (one, two), strict=True):
+            save(folder / f"{name}.safetensors", state)
+        index = save_index(folder, {"a": f"{names[0]}.safetensors", "b": f"{names[1]}.safetensors"})
+        digests.add(source_digest(open_checkpoint(index), None, budget()))
+    assert len(digests) == 1
+
+
 def test_T12_digest_covers_which_file_a_tensor_is_taken_from(tmp_path: Path) -> None:
     save(tmp_path / "x.safetensors", {"a": torch.ones(1), "b": torch.ones(1)})
     save(tmp_path / "y.safetensors", {"a": torch.zeros(1), "b": torch.zeros(1)})

@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ import pytest
 from child_kit import Child
 from hostweights.hwr.account import AccountRecord
 from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.capacity import Candidate, in_collection_order
+from hostweights.hwr.capacity import Candidate, Usage, in_collection_order
 from hostweights.hwr.contract import ProductionPlan
 from hostweights.hwr.layout import lay_out, reservation_bytes
 from hostweights.hwr.lease import ArtifactLease
@@ -270,3 +270,53 @@ def test_A8_the_order_of_collection_is_condemned_then_last_lease_and_pins_hold_o
         candidate("bad-kept", 5, condemned=True, pinned=True),
     ]
     assert [c.key for c in in_collection_order(given)] == ["bad", "bad-kept", "old", "new"]
+
+
+def _fill(disk: Path) -> None:
+    with (disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert os.statvfs(disk).f_bavail == 0
+
+
+def test_T33_a_full_disk_keeps_nobody_from_counting_removing_and_collecting(small_disk: Path) -> None:
+    store = open_limited(small_disk / "root")
+    for model in ("acme/a", "acme/b"):
+        publish(store, model).close()
+    _fill(small_disk)
+    first, second = store.list_stored()
+    assert store.usage(PlainBudget()).held_bytes == first.size_bytes + second.size_bytes
+    assert store.remove(first.key, first.generation) == first.size_bytes
+    (small_disk / "ballast").unlink()
+    _fill(small_disk)
+    assert store.collect(PlainBudget(), max_store_bytes=0) == second.size_bytes
+    assert store.usage(PlainBudget()) == Usage(0, 0, 0, 0)
+    assert list((small_disk / "root").rglob("*.safetensors")) == []
+
+
+def test_A8_a_build_makes_its_room_on_a_full_disk(small_disk: Path) -> None:
+    store = open_limited(small_disk / "root", max_store_bytes=RESERVED)
+    publish(store, "acme/a").close()
+    (old,) = store.list_stored()
+    _fill(small_disk)
+    publish(store, "acme/b").close()
+    (new,) = store.list_stored()
+    assert new.key != old.key
+    usage = store.usage(PlainBudget())
+    assert (usage.held_bytes, usage.reserved_bytes) == (new.size_bytes, 0)
+
+
+@pytest.mark.parametrize("lost", [Path.unlink, lambda account: account.write_bytes(b"{")])
+def test_A8_a_living_builder_keeps_its_room_when_the_account_is_lost(root: Path, lost: Callable[[Path], None]) -> None:
+    store = open_limited(root, max_store_bytes=RESERVED + RESERVED // 2)
+    with Child(_EIGHT, root, "acme/builder", RESERVED) as builder:
+        assert builder.line() == "reserved"
+        lost(root / "account.json")
+        assert store.usage(PlainBudget()).reserved_bytes >= 400_000
+        assert refused(store, "acme/next").code is Code.CAPACITY_EXCEEDED
+        builder.tell()
+        assert builder.line() == "built"
+        builder.tell()
+        builder.end()
+    usage = store.usage(PlainBudget())
+    assert (usage.reserved_bytes, usage.generations) == (0, 1)

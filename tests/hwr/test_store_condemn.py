@@ -1,14 +1,13 @@
 import errno
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hostweights.hwr import acquisition, catalog, filesystem
+from hostweights.hwr import acquisition, catalog, filesystem, publication
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.identity import artifact_key
 from hostweights.hwr.lease import ArtifactLease
@@ -129,12 +128,36 @@ def test_A7_condemning_what_is_not_there_says_so(store: LocalStore) -> None:
         assert caught.value.code is Code.ARTIFACT_MISSING
 
 
-def test_A5_numbers_of_removed_generations_are_not_used_again_while_a_marker_stands(store: LocalStore) -> None:
-    directory = published_directory(store)
-    store.condemn(directory.parent.name, directory.name, Code.PAYLOAD_MISMATCH, "x")
-    shutil.rmtree(directory)
+@pytest.mark.parametrize("condemned", [False, True])
+def test_A5_the_number_of_a_removed_generation_names_no_other_publication(store: LocalStore, condemned: bool) -> None:
+    lease = published(store)
+    key = lease.manifest.key
+    lease.close()
+    if condemned:
+        store.condemn(key, lease.generation, Code.PAYLOAD_MISMATCH, "x")
+    store.remove(key, lease.generation)
     assert rebuild_works(store).generation == "00000002"
-    assert catalog.next_generation(["00000003", "00000012.condemned.json", "x"]) == "00000013"
+
+
+def test_A5_the_number_of_a_publication_that_failed_is_not_used_again(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "encode_record", _failing)
+        with pytest.raises(HostWeightsError):
+            build(store)
+    assert rebuild_works(store).generation == "00000002"
+    (key_directory,) = (store.root / "artifacts").iterdir()
+    assert [path.name for path in key_directory.glob("*.taken")] == ["00000002.taken"]
+
+
+def _failing(_: object) -> bytes:
+    raise OSError(errno.EIO, "injected")
+
+
+def test_A5_the_next_number_follows_every_one_that_a_name_tells() -> None:
+    assert catalog.next_generation(["00000003", "00000012.condemned.json", "x", "x.taken"]) == "00000013"
+    assert catalog.next_generation(["00000003", "00000014.taken"]) == "00000015"
     assert catalog.next_generation([]) == "00000001"
 
 

@@ -153,12 +153,12 @@ def test_T34_files_and_directory_are_synced_before_the_rename_and_parents_after(
     assert log == [
         "rename",  # the account, which is never synced
         "fsync weights-",
-        "fsync artifact",
         "fsync manifest",
         "fsync READY",
         f"fsync {key}",
         "rename",
         f"fsync {key}",
+        "fsync artifact",
         "fsync staging",
     ]
 

@@ -189,7 +189,13 @@ def _rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
         lambda m: m["tensors"][1].update(shape=[1000, 1000]),
         lambda m: m["tensors"][1].update(stride=[2**40, 1]),
         lambda m: m["tensors"][1].update(stride=[1]),
+        lambda m: m["tensors"][1].update(digest="x" * 64),
+        lambda m: m["tensors"][1].update(digest=m["tensors"][1]["digest"].upper()),
+        lambda m: m["tensors"][1].update(digest="ab" * 31),
         lambda m: m["tensors"][1].update(file="../x"),
+        lambda m: m["blocks"][0].update(file="../x"),
+        lambda m: m["pads"][0].update(file="../x"),
+        lambda m: m["files"][0].update(name="../x"),
         lambda m: m["tensors"][1].update(file="other.safetensors"),
         lambda m: m["tensors"][1].update(name=m["tensors"][0]["name"]),
         lambda m: m["blocks"][0].update(size_bytes=2**40),
@@ -223,7 +229,7 @@ def test_T35_an_equal_key_with_another_identity_is_a_collision_and_condemns_noth
 def test_A4_a_newer_schema_is_a_miss_and_condemns_nothing(store: LocalStore, name: str) -> None:
     directory = published_directory(store)
     if name == "manifest.json":
-        _rewrite(directory, lambda m: m.update(schema=2, new_field={}))
+        _rewrite(directory, lambda m: m.update(schema=3, new_field={}))
     else:
         data = json.loads((directory / name).read_bytes()) | {"schema": 2, "new_field": 1}
         open_for_damage(directory / name).write_bytes(json.dumps(data).encode())

@@ -4,14 +4,17 @@ import errno
 import fcntl
 import json
 import os
+import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from child_kit import run_child
+from child_kit import Child, run_child
 from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.filesystem import FileSystem, replaced
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import WaitPolicy
 from hostweights.messages.failure import Code, HostWeightsError
@@ -72,6 +75,27 @@ def test_A5_a_half_made_domain_is_finished(tmp_path: Path, part: str) -> None:
     again = open_store(root)
     assert (again.domain_id == store.domain_id) == (part != "domain.json")
     published(again)
+
+
+class _JustMade(FileSystem):
+    """The first look finds no record, which another process then makes at once."""
+
+    looked = False
+
+    def open(self, name: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+        if name == "domain.json" and not self.looked:
+            self.looked = True
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return super().open(name, flags, mode, dir_fd=dir_fd)
+
+
+def test_A5_a_domain_that_another_process_makes_between_two_looks_is_opened(tmp_path: Path) -> None:
+    made = open_store(tmp_path / "root")
+    with replaced(_JustMade()):
+        found = open_store(tmp_path / "root")
+    assert found.domain_id == made.domain_id
+    found.close()
+    made.close()
 
 
 def test_A5_a_domain_of_a_newer_version_is_incompatible(tmp_path: Path) -> None:
@@ -280,6 +304,107 @@ def test_T29_users_of_one_group_share_a_root_that_its_mode_gives_them(reachable:
     )
     assert run_child(code, root, 65533, 54321, umask).split() == ["00000001", "00000001"]
     assert run_child(code, root, 65534, 54321, umask).split() == ["00000002", "00000001"]
+
+
+_GROUP = 54321
+
+
+@pytest.fixture
+def group_root(reachable: Path) -> Path:
+    root = _shared_root(reachable, 0o770)
+    os.chown(root, 65533, _GROUP)
+    root.chmod(0o2770)
+    return root
+
+
+_ROOM_FOR_ONE = (
+    _AS_READER
+    + """
+    from hostweights.messages.config import CapacityPolicy
+    os.umask(0o077)
+    store = LocalStore.open(root, WaitPolicy(), PlainBudget(), CapacityPolicy(max_store_bytes=70_000))
+    attempt = lambda: say(build(store, identity=make_identity(sys.argv[2])).built)
+"""
+)
+
+
+def test_T29_who_shares_a_store_makes_room_by_what_others_published(group_root: Path) -> None:
+    assert run_child(_ROOM_FOR_ONE + "    attempt()", group_root, 65533, _GROUP) == "True"
+    assert run_child(_ROOM_FOR_ONE + "    attempt()", group_root, 65534, _GROUP) == "True"
+    (left,) = open_store(group_root).list_stored()
+    assert left.directory.stat().st_uid == 65534
+    assert left.directory.stat().st_mode & 0o7777 == 0o575 | left.directory.stat().st_mode & 0o2000
+    assert {path.stat().st_mode & 0o777 for path in left.directory.iterdir()} == {0o444}
+
+
+def test_T29_a_generation_whose_owner_shares_no_removal_is_no_candidate(group_root: Path) -> None:
+    assert run_child(_ROOM_FOR_ONE + "    attempt()", group_root, 65533, _GROUP) == "True"
+    (stored,) = open_store(group_root).list_stored()
+    stored.directory.chmod(0o555)
+    code = (
+        _ROOM_FOR_ONE
+        + """
+    say(refused(attempt).code)
+    (stored,) = store.list_stored()
+    failure = refused(lambda: store.remove(stored.key, stored.generation))
+    say(failure.code)
+    say(failure.text)
+    say(store.collect(PlainBudget(), max_store_bytes=0))
+    """
+    )
+    code_of_build, code_of_remove, text, collected = run_child(code, group_root, 65534, _GROUP).splitlines()
+    assert (code_of_build, code_of_remove, collected) == ("capacity_exceeded", "permission_denied", "0")
+    assert f"{stored.directory} belongs to uid 65533" in text
+    assert open_store(group_root).list_stored() == [stored]
+
+
+def test_T38_what_a_killed_builder_left_is_swept_by_another_user_of_the_store(group_root: Path) -> None:
+    code = (
+        _AS_READER
+        + """
+    class Killed(FixedProducer):
+        def produce(self, budget):
+            yield from super().produce(budget)
+            os.kill(os.getpid(), 9)
+    os.umask(0o077)
+    build(open_store(root), Killed())
+    """
+    )
+    with Child(code, group_root, 65533, _GROUP) as child:
+        assert child.wait() == -signal.SIGKILL
+    assert len(list((group_root / "staging").iterdir())) == 1
+    sweeping = _AS_READER + "\n    say(open_store(root).usage(PlainBudget()).reserved_bytes)"
+    assert run_child(sweeping, group_root, 65534, _GROUP) == "0"
+    assert list((group_root / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["artifacts", "staging", "locks"])
+def test_A5_a_part_of_the_root_that_is_no_directory_is_refused_and_not_followed(tmp_path: Path, part: str) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    open_store(root).close()
+    shutil.rmtree(root / part)
+    elsewhere.mkdir()
+    (root / part).symlink_to(elsewhere)
+    with pytest.raises(HostWeightsError, match=f"root/{part} is no directory") as caught:
+        open_store(root)
+    assert (caught.value.code, caught.value.failure.retryable) == (Code.DOMAIN_UNAVAILABLE, False)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_A5_directories_and_locks_whose_maker_died_early_get_the_modes_of_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(0o750)
+    store = open_store(root)
+    key = published(store).manifest.key
+    made = [root / "artifacts" / key, root / "locks" / f"{key}.build.lock"]
+    modes = [path.stat().st_mode for path in made]
+    for path in made:
+        path.chmod(0o700)
+    store.remove(key, "00000001")
+    published(store)
+    assert [path.stat().st_mode for path in made] == modes
+    store.close()
 
 
 def test_T25_an_unprivileged_user_publishes_condemns_and_publishes_again(reachable: Path) -> None:

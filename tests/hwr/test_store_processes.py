@@ -214,3 +214,28 @@ def test_A6_two_stores_of_one_process_share_nothing_but_the_files(root: Path) ->
     first.close()
     one.close()
     assert_right_values(second)
+
+
+def test_T23_a_process_that_exits_or_dies_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "root")
+    mine = published(store)
+    code = """
+        store = open_store(Path(sys.argv[1]))
+        lease = hit(store)
+        assert_right_values(lease)
+        say("mapped")
+        wait_for_parent()
+    """
+    for killed in (False, True):
+        with Child(code, store.root) as child:
+            assert child.line() == "mapped"
+            child.signal(signal.SIGKILL) if killed else child.tell()
+            assert child.wait() == (-signal.SIGKILL if killed else 0)
+        assert_right_values(mine)
+        mine.verify(PlainBudget())
+        later = hit(store)
+        assert_right_values(later)
+        assert later.publication_id == mine.publication_id
+        later.close()
+    mine.close()
+    store.close()

@@ -1,5 +1,6 @@
 """Full checks: parallel hashing, and the scrub."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,3 +132,21 @@ def test_A7_a_cancelled_scrub_ends_and_the_io_priority_is_what_it_was(store: Loc
     with idle_io_priority():
         assert io_priority() in (3 << 13, None)
     assert io_priority() == before
+
+
+def test_A7_a_scrub_reports_damage_that_it_cannot_condemn_now(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = published_directory(store)
+    flip(directory / PAYLOAD, (directory / PAYLOAD).stat().st_size - 1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hostweights.hwr.catalog.write_new_file", full)
+        report = store.scrub(PlainBudget())
+    assert [finding.code for finding in report.damaged] == [Code.CHECKSUM_MISMATCH]
+    assert ["could not condemn" in text for text in report.unread] == [True]
+    assert [finding.code for finding in store.scrub(PlainBudget()).damaged] == [Code.CHECKSUM_MISMATCH]
+    assert store.scrub(PlainBudget()).damaged == ()

@@ -1,7 +1,7 @@
 """The transform language: any program, compiled and read from a file, equals what torch makes of the same tensors."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostweights.hwr import binding_reader
-from hostweights.hwr.binding_reader import read_binding
+from hostweights.hwr.binding_reader import Allocate, read_binding
 from hostweights.hwr.checkpoint import Checkpoint, open_checkpoint
 from hostweights.hwr.dtypes import contiguous_stride, torch_dtype
 from hostweights.hwr.source_files import allocate
@@ -56,7 +56,7 @@ def facts(checkpoint: Checkpoint) -> dict[str, StoredFacts]:
     return {key: StoredFacts(at.stored.shape, at.stored.dtype) for key, at in checkpoint.tensors.items()}
 
 
-def made(transform: Transform, checkpoint: Checkpoint) -> torch.Tensor:
+def made(transform: Transform, checkpoint: Checkpoint, place: Allocate = allocate) -> torch.Tensor:
     program = compile_transform(transform, facts(checkpoint))
     sources = []
     for key in program.keys:
@@ -76,7 +76,7 @@ def made(transform: Transform, checkpoint: Checkpoint) -> torch.Tensor:
         dtype=program.dtype,
         stride=contiguous_stride(program.shape),
     )
-    return read_binding(checkpoint, binding, budget())
+    return read_binding(checkpoint, binding, budget(), place, place)
 
 
 def same(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -240,15 +240,14 @@ def test_B4_unknown_key_is_refused(stored: Checkpoint) -> None:
         compile_transform(Stored("nowhere"), facts(stored))
 
 
-def test_B4_regroup_reads_each_byte_once_and_in_place(stored: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B4_regroup_reads_each_byte_once_and_in_place(stored: Checkpoint) -> None:
     read: list[int] = []
 
-    def counted(shape: tuple[int, ...], dtype: torch.dtype, what: str) -> torch.Tensor:
+    def counted(shape: Sequence[int], dtype: torch.dtype, what: str) -> torch.Tensor:
         tensor = allocate(shape, dtype, what)
         read.append(tensor.nbytes)
         return tensor
 
-    monkeypatch.setattr(binding_reader, "allocate", counted)
     rows = Gather(Stored("matrix"), 0, ((4, 2), (0, 2), (2, 2)))
-    assert same(made(rows, stored), STORED["matrix"][[4, 5, 0, 1, 2, 3]])
+    assert same(made(rows, stored, counted), STORED["matrix"][[4, 5, 0, 1, 2, 3]])
     assert read == [STORED["matrix"].nbytes]

@@ -7,10 +7,10 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hostweights.actors.kernel import (
     Actor,

@@ -127,6 +127,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_T77_a_cancel_at_every_loop_pass_tears_and_leaks_nothing",
         "test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind",
     ),
+    "An interpreter that ends": ("test_an_interpreter_ends_with_a_system_open_and_keeps_its_last_records",),
     "A handler takes inputs": PREMISE,
     "What it awaits besides": ("test_D3_a_recorded_run_replays_to_the_same_doings",),
 }

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 import loop_guard
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, replay
-from hostweights.actors.kernel.journal_file import FRAME, JournalReader, frame, frame_of, full_parts
+from hostweights.actors.kernel.journal_file import (
+    FRAME,
+    RECORD_LIMIT_BYTES,
+    Batch,
+    JournalReader,
+    frame,
+    frame_of,
+    full_parts,
+)
 from hostweights.messages.base import Message
 from hostweights.messages.envelope import Kind
 from hostweights.messages.failure import Code, HostWeightsError
@@ -36,6 +44,12 @@ class Do(Message, frozen=True, kw_only=True, tag="t.do"):
     """Ask for something."""
 
     n: int = 0
+
+
+class Say(Message, frozen=True, kw_only=True, tag="t.say"):
+    """As long as one likes."""
+
+    text: str
 
 
 class Echo:
@@ -62,7 +76,7 @@ RECORDS: list[JournalRecord] = [
 def framed(records: list[JournalRecord]) -> bytes:
     """One record a frame."""
     head, *entries = map(ENCODE, records) if records else [b""]
-    return (frame(head) if head else b"") + b"".join(frame_of([entry]) for entry in entries)
+    return (frame(head) if head else b"") + b"".join(frame_of([Batch(1, entry)]) for entry in entries)
 
 
 def read(path: Path) -> tuple[list[JournalRecord], int]:
@@ -143,6 +157,7 @@ async def test_T81_a_message_that_cannot_be_encoded_ends_the_journal_and_not_the
         assert await system.ask("a", Do(n=2**64 - 1)) == Do(n=2**64 - 1)
         assert await system.ask("a", Do(n=2**64)) == Do(n=2**64)
         assert await system.ask("a", Do(n=1)) == Do(n=1)
+        await system.flush_journal()
         failure = system.stats().journal_failure
         assert failure is not None
         assert failure.code is Code.UNSUPPORTED
@@ -151,6 +166,52 @@ async def test_T81_a_message_that_cannot_be_encoded_ends_the_journal_and_not_the
     assert torn == 0
     assert isinstance(records[-1], Finished)
     assert records[-1].ended is Ended.REPLIED
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ring", [False, True], ids=["file", "ring"])
+async def test_records_of_any_length_are_written_in_order(ring: bool, tmp_path: Path) -> None:
+    """Long ones get frames of their own, among short ones that share one; the newest are given out exactly."""
+    path = tmp_path / "run.journal"
+    sizes = [0, 600_000, 3, 0, *[70_000] * 40, *[0] * 300]
+    policy = JournalPolicy(ring_records=150) if ring else JournalPolicy(path=str(path))
+    async with ActorSystem(policy) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Say,)))
+        for size in sizes:
+            system.tell("a", Say(text="x" * size))
+        await system.ask("a", Say(text="end"))
+        if ring:
+            with loop_guard.allowed():
+                path.write_bytes(system.recent_journal())
+    records, torn = read(path)
+    said = [
+        len(msgspec.msgpack.decode(record.envelope.body, type=Say).text)
+        for record in records
+        if isinstance(record, Dequeued)
+    ]
+    assert torn == 0
+    if ring:
+        assert len(records) == 1 + 150
+        assert said == [*sizes, 3][-75:]
+    else:
+        assert said == [*sizes, 3]
+
+
+@pytest.mark.asyncio
+async def test_a_record_too_long_ends_the_journal_after_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    async with ActorSystem(path) as system:
+        await system.start(ActorSpec(name="a", create=Echo, accepts=(Say,)))
+        await system.ask("a", Say(text="before"))
+        await system.ask("a", Say(text="x" * RECORD_LIMIT_BYTES))
+        await system.flush_journal()
+        failure = system.stats().journal_failure
+        assert failure is not None
+        assert f"is over {RECORD_LIMIT_BYTES}" in failure.text
+    records, torn = read(path)
+    assert torn == 0
+    assert isinstance(records[-1], Finished)
+    assert msgspec.msgpack.decode(records[-1].body, type=Say) == Say(text="before")
 
 
 @pytest.mark.asyncio
@@ -331,3 +392,17 @@ async def test_paths_are_redacted_when_asked_and_stay_comparable(tmp_path: Path)
     named = msgspec.msgpack.decode(dequeued.envelope.body, type=Named)
     assert named.path.count("/") == 3
     assert named.texts == (f"could not open {named.path.rpartition('/')[0]}: gone", "a/b", "GET https://x/y")
+
+
+@given(payload=st.binary(max_size=64), beside=st.binary(min_size=1, max_size=64))
+def test_T80_an_extension_hook_sees_its_payload_and_nothing_beside_it(payload: bytes, beside: bytes) -> None:
+    """A reader that slices to the end of what it is given must not reach the bytes that follow."""
+    seen: list[bytes] = []
+
+    def hook(code: int, data: memoryview) -> object:
+        seen.append(bytes(data[0:]))
+        return code
+
+    encoded = ENCODE([msgspec.msgpack.Ext(7, payload), beside])
+    assert msgspec.msgpack.Decoder(list, ext_hook=hook).decode(encoded) == [7, beside]
+    assert seen == [payload]

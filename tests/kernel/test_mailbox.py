@@ -52,7 +52,8 @@ class MailboxMachine(RuleBasedStateMachine):
     def take(self) -> None:
         taken = self.mailbox.take()
         assert taken is (self.alive.popleft() if self.alive else None)
-        assert taken is None or taken.state == TAKEN
+        if taken is not None:
+            taken.state = TAKEN
         self.hand = taken
 
     @precondition(lambda self: self.hand is not None)
@@ -164,7 +165,7 @@ class HandLoop:
         self.timers = [timer for timer in self.timers if not timer.over]
 
 
-def wheel_on(loop: HandLoop, expired: list[int]) -> DeadlineWheel:
+def wheel_on(loop: HandLoop, expired: list[int]) -> DeadlineWheel[Delivery]:
     return DeadlineWheel(cast("asyncio.AbstractEventLoop", loop), lambda item: expired.append(item.id))
 
 

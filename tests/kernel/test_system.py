@@ -3,15 +3,20 @@
 # ruff: noqa: ARG001, ARG002, ASYNC110 - the protocol's signature; polling is by loop pass; case numbers
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context
+from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, JournalReader
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
 from hostweights.messages.failure import HostWeightsError
+from hostweights.messages.journal import Dequeued
 from loops import LOOPS, run_on
 
 
@@ -272,3 +277,60 @@ def test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind(loop: 
 
     run_on(loop, main())
     assert ended == ["a"]
+
+
+_OPEN = """
+import asyncio, sys
+from pathlib import Path
+from hostweights.actors.kernel import ActorSpec, ActorSystem
+from hostweights.messages.base import Message
+from loops import LOOPS
+
+class Do(Message, frozen=True, kw_only=True, tag="t.do"):
+    n: int = 0
+
+class Works:
+    async def started(self, context): ...
+    async def receive(self, message, context):
+        return await context.effect(message)
+    async def perform(self, effect, context):
+        return await context.blocking(lambda budget: effect)
+    async def stopped(self, context): ...
+
+async def main():
+    system = await ActorSystem(Path(sys.argv[2])).__aenter__()
+    await system.start(ActorSpec(name="a", create=Works, accepts=(Do,)))
+    for n in range(3):
+        await system.ask("a", Do(n=n))
+    return system
+
+loop = LOOPS[sys.argv[1]]()
+kept = loop.run_until_complete(main())
+if sys.argv[3] == "closed":
+    loop.close()
+print("end of main", flush=True)
+"""
+
+
+@pytest.mark.parametrize("left", ["open", "closed"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_interpreter_ends_with_a_system_open_and_keeps_its_last_records(
+    loop: str, left: str, tmp_path: Path
+) -> None:
+    """Threads are idle then, the loop closed or not: nothing hangs, and what was recorded is in the file."""
+    path = tmp_path / "run.journal"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", _OPEN, loop, str(path), left],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    said = [line for line in done.stderr.splitlines() if "was destroyed but it is pending" not in line]
+    assert (done.returncode, done.stdout) == (0, "end of main\n"), done.stderr
+    assert not any("Traceback" in line for line in said), done.stderr
+    with JournalReader(path) as reader:
+        records = list(reader)
+    assert reader.torn_bytes == 0
+    assert sum(isinstance(record, Dequeued) for record in records) == 3

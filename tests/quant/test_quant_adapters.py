@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from hostweights import Adapter, Code, Config, HostWeights, HostWeightsError, Mode, Representation, generic_record, warm
+from hostweights import (
+    Adapter,
+    Code,
+    Config,
+    HostWeights,
+    HostWeightsError,
+    Mode,
+    Representation,
+    Shard,
+    generic_record,
+    warm,
+)
 from hostweights.messages.identity import AdaptationKind
 from hostweights.messages.report import Outcome
 from loader_models import save
@@ -127,7 +138,7 @@ def test_A3_what_is_no_plain_merge_is_refused_and_nothing_is_published(
 
 
 def test_A3_a_rank_merges_no_whole_factor(checkpoint: Path, tmp_path: Path) -> None:
-    record = replace(generic_record(plain_stack()), tp_size=2)
+    record = replace(generic_record(plain_stack()), shards=(Shard("head.weight", 0),)).for_rank(2, 0)
     with pytest.raises(HostWeightsError, match="one rank's share"):
         warm(
             Config(root=str(tmp_path / "store")),

@@ -5,16 +5,27 @@ import sys
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy, Representation, warm
+from hostweights import (
+    Code,
+    Config,
+    HostWeights,
+    HostWeightsError,
+    Mode,
+    PackingPolicy,
+    ProductionPolicy,
+    Representation,
+    warm,
+)
 from hostweights.actors.ports import loader
 from hostweights.cli import app
-from hostweights.hwr import fp8, source_memory
-from hostweights.hwr.binding_reader import read_binding
+from hostweights.hwr import fp8, read_ahead, source_memory
+from hostweights.hwr.binding_reader import Allocate, read_binding
 from hostweights.hwr.checkpoint import Checkpoint
 from hostweights.hwr.records import generic_record
 from hostweights.hwr.skeleton import build_skeleton
@@ -110,11 +121,13 @@ def test_A12_every_weight_is_read_once_and_let_go(
 ) -> None:
     read = list[str]()
 
-    def counting(source: Checkpoint, binding: Binding, budget: Budget) -> torch.Tensor:
+    def counting(
+        source: Checkpoint, binding: Binding, budget: Budget, place: Allocate, chunks: Allocate
+    ) -> torch.Tensor:
         read.append(binding.name)
-        return read_binding(source, binding, budget)
+        return read_binding(source, binding, budget, place, chunks)
 
-    monkeypatch.setattr(fp8, "read_binding", counting)
+    monkeypatch.setattr(read_ahead, "read_binding", counting)
     warm(config(tmp_path / "store", Representation.FP8), factory, checkpoint)
     assert sorted(read) == sorted(plain_stack().state_dict())
 
@@ -126,6 +139,17 @@ def test_T35_each_representation_is_an_artifact_of_its_own(checkpoint: Path, tmp
     }
     assert len(set(keys.values())) == 3
     assert warm(Config(root=str(tmp_path / "store")), factory, checkpoint).key == keys[Representation.FINAL]
+
+
+def test_C8_packed_and_quantised_is_refused_with_both_names(checkpoint: Path, tmp_path: Path) -> None:
+    packing = ProductionPolicy(packing=PackingPolicy.ON)
+    settings = Config(root=str(tmp_path / "store"), representation=Representation.FP8, production=packing)
+    with pytest.raises(HostWeightsError, match=r"packing on and representation fp8 do not go together") as refused:
+        warm(settings, factory, checkpoint)
+    assert refused.value.code is Code.UNSUPPORTED
+    automatic = ProductionPolicy(packing=PackingPolicy.AUTO)
+    made = warm(msgspec.structs.replace(settings, production=automatic), factory, checkpoint)
+    assert made.key == warm(config(tmp_path / "store", Representation.FP8), factory, checkpoint).key
 
 
 def test_C8_the_command_takes_the_representation(checkpoint: Path, tmp_path: Path) -> None:

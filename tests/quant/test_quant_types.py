@@ -1,5 +1,7 @@
 """C8, A12: tensors of quantised types are published as their parts and come back as what they were."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,9 @@ import torch
 from torch import nn
 
 import quant_kit
-from hostweights.dlo import CpuDevice, LeaseBacking, PrivateBacking, Streamer, discover, leased_blocks
+from cuda_fake import AWAY, FakeCuda, fake_device
+from hostweights.dlo import CpuDevice, CudaDevice, LeaseBacking, PrivateBacking, Streamer, discover, leased_blocks
+from hostweights.dlo.parts import parts_of
 from hostweights.hwr.adopt import adopt
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.json_records import decode_record, encode_record
@@ -34,6 +38,15 @@ SAMPLES = Path(__file__).parent.parent / "hwr" / "samples"
 @pytest.fixture(params=SCHEMES)
 def scheme(request: pytest.FixtureRequest) -> tuple[Quantise, torch.dtype]:
     return SCHEMES[request.param]
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    driver = FakeCuda()
+    driver.resident = AWAY
+    opened = fake_device(driver)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -127,6 +140,59 @@ def test_C8_the_parts_travel_through_the_slots(
     assert torch.equal(run(model), expected)
 
 
+def test_C8_a_state_dict_taken_while_blocks_are_in_slots_stays_valid() -> None:
+    quantise, dtype = SCHEMES["fp8 per tensor, dynamic"]
+    model = quantised(plain_stack(dtype), quantise)
+    expected = {name: bits(value) for name, value in model.state_dict().items()}
+    blocks = discover(model, ("blocks",))
+    with_device = CpuDevice()
+    streamer = Streamer.attach(model, blocks, with_device, PrivateBacking(model, blocks))
+    try:
+        run(model)
+        held = model.state_dict()
+        run(model)  # overwrites every slot
+        assert {name: bits(value) for name, value in held.items()} == expected
+    finally:
+        streamer.detach(terminal=False)
+        with_device.close()
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_C8_parts_outside_the_ring_come_and_go_whole(device: CudaDevice, kept: int) -> None:
+    quantise, dtype = SCHEMES["fp8 per tensor, dynamic"]
+    model = quantised(plain_stack(dtype), quantise)
+    expected, homes = run(model), addresses(model)
+    away = [model.entry, *model.blocks[:kept]]
+    during: list[set[int]] = []
+    for part in away:
+        part.forward = partial(watched, part, part.forward, during)  # inside the hook
+    blocks = discover(model, ("blocks",))
+    found = blocks.keeping(kept) if kept else blocks
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), on_demand=["entry"])
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+        assert addresses(model.entry) <= homes
+    assert len(during) == 2 * len(away)
+    assert all(homes.isdisjoint(each) for each in during)
+    streamer.detach(terminal=False)
+    assert addresses(model) == homes
+
+
+def watched(
+    part: nn.Module, inner: Callable[[torch.Tensor], torch.Tensor], seen: list[set[int]], x: torch.Tensor
+) -> torch.Tensor:
+    seen.append(addresses(part))
+    return inner(x)
+
+
+def addresses(module: nn.Module) -> set[int]:
+    return {place.tensor.data_ptr() for place in stored_places(module)}
+
+
+def bits(tensor: torch.Tensor) -> list[bytes]:
+    return [part.contiguous().view(torch.uint8).numpy().tobytes() for _, part in parts_of("", tensor)]
+
+
 def test_C8_a_block_has_half_the_bytes(store: LocalStore) -> None:
     plain = publish(store, plain_stack()).manifest.blocks[0].size_bytes
     quantise, _ = SCHEMES["fp8 per tensor, dynamic"]
@@ -195,7 +261,7 @@ def test_A12_a_class_that_nobody_listed_is_refused() -> None:
 
     model = plain_stack()
     model.entry.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(Unknown), requires_grad=False)
-    with pytest.raises(HostWeightsError, match=r"entry\.weight is a") as refused:
+    with pytest.raises(HostWeightsError, match=r"entry\.weight is of class Unknown") as refused:
         collect_ownership(model, generic_record(model))
     assert refused.value.code is Code.UNSUPPORTED
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
+class Dtype(StrEnum):
+    """The dtypes of ``--dtype``, as torch names them."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 def warm(
     directory: Annotated[
         Path, typer.Argument(help="A diffusers or transformers directory; with --factory any safetensors checkpoint.")
@@ -30,20 +39,29 @@ def warm(
         list[str] | None, typer.Option(help="Component of a pipeline; may be repeated (default: all of them).")
     ] = None,
     variant: Annotated[str | None, typer.Option(help="One of several sets of weights, such as fp16.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Cast floating tensors, but for those that the class keeps in FP32.")
+    ] = None,
     factory: Annotated[
         str | None, typer.Option(help="MODULE:CALLABLE that builds the model, for a class of your own.")
     ] = None,
     tp_size: Annotated[int, typer.Option(min=1, help="Publish the share of each of so many ranks.")] = 1,
+    packing: Annotated[
+        str, typer.Option(help="on: bf16 blocks packed without loss; auto: for models that are mostly bf16; off.")
+    ] = "off",
     representation: Annotated[
         Representation, typer.Option(help="How values are stored; FP8 needs the extra quant.")
     ] = Representation.FINAL,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Publish on every node of the Ray cluster that RAY_ADDRESS names.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON array.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
     """Publish a checkpoint without a serving model, in bounded memory.
 
     Nothing is done for an artifact that is there. Exit code 0 when every artifact is ready, 2 on bad input or a
-    failure, 130 when interrupted; then nothing half-made is left.
+    failure, 130 when interrupted; then nothing half-made is left. With --ray the exit code is 2 if any node failed.
 
     Example: hostweights warm ./FLUX.2-klein-4B --root /var/lib/hostweights --component transformer
     """
@@ -54,8 +72,10 @@ def warm(
 
     errors = Console(stderr=True)
     try:
-        config = _config(root, representation)
-        found = _sources(directory, component or [], variant, factory)
+        if ray:
+            _everywhere(errors)
+        config = _config(root, packing, representation)
+        found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
     except HostWeightsError as failed:
         if debug:
@@ -69,22 +89,63 @@ def warm(
         _show(Console(), results)
 
 
-def _config(root: Path, representation: Representation) -> "Config":
-    from hostweights.messages.config import Config
+def _everywhere(errors: "Console") -> None:
+    """The same command line on every node; ends the command. Prints one JSON object a node."""
+    import sys
 
-    return Config(root=str(root.absolute()), representation=representation)
+    import msgspec
+
+    from hostweights.commands.cluster import warm_cluster
+
+    words = [word for word in sys.argv[1:] if word not in {"--ray", "--json"}]
+    results = warm_cluster(
+        [*words, "--json"], lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True)
+    )
+    for result in results:
+        typer.echo(msgspec.json.encode(result).decode())
+    raise typer.Exit(2 if any(result.failure is not None for result in results) else 0)
 
 
-def _sources(directory: Path, components: list[str], variant: str | None, factory: str | None) -> "list[ModelSource]":
+def _config(root: Path, packing: str, representation: Representation) -> "Config":
+    from hostweights.messages.config import Config, PackingPolicy, ProductionPolicy
+    from hostweights.messages.failure import Code, Stage, error
+
+    if packing not in set(PackingPolicy):
+        wrong = f"--packing {packing} is unknown; expected {', '.join(PackingPolicy)}"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong)
+    production = ProductionPolicy(packing=PackingPolicy(packing))
+    return Config(root=str(root.absolute()), production=production, representation=representation)
+
+
+def _sources(
+    directory: Path, components: list[str], variant: str | None, dtype: Dtype | None, factory: str | None
+) -> "list[ModelSource]":
     from hostweights.actors import describe_directory, list_components
     from hostweights.actors.directories import describe_factory
+    from hostweights.messages.failure import Code, Stage, error
 
+    if factory is not None and dtype is not None:
+        text = "--dtype is for the classes of a directory; with --factory, build the model in that dtype"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
     if factory is not None:
         return [describe_factory(_factory(factory), directory)]
+    wanted = None if dtype is None else _torch_dtype(dtype)
     names = components or list_components(directory)
     if not names:
-        return [describe_directory(directory, None, variant)]
-    return [describe_directory(directory, name, variant) for name in names]
+        return [describe_directory(directory, None, variant, wanted)]
+    return [describe_directory(directory, name, variant, wanted) for name in names]
+
+
+def _torch_dtype(dtype: Dtype) -> "torch.dtype":
+    import torch
+
+    match dtype:
+        case Dtype.FLOAT32:
+            return torch.float32
+        case Dtype.FLOAT16:
+            return torch.float16
+        case Dtype.BFLOAT16:
+            return torch.bfloat16
 
 
 def _factory(text: str) -> "Callable[[], torch.nn.Module]":

@@ -69,6 +69,7 @@ def render(result: DemoResult) -> RenderableType:
         ("private after adoption, MiB", [_mib(each.private_bytes_after_adoption) for each in result.workers]),
         ("weights mapped (PSS), MiB", [_mib(each.mapped_pss_bytes) for each in result.workers]),
         ("anonymous in that mapping, MiB", [_mib(each.mapped_anonymous_bytes) for each in result.workers]),
+        ("loop held at most, ms", [f"{max(each.loop_held_s.values()) * 1000:.1f}" for each in result.workers]),
         ("forwards", [str(each.forwards) for each in result.workers]),
         ("block copies / stalls", [f"{each.ring.copies} / {each.ring.stalls}" for each in result.workers]),
     )

@@ -34,6 +34,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True, tag="settled"):
 
     role: str
     seconds: dict[str, float]
+    loop_held_s: dict[str, float]
     forwards: int
     steady: bool
     hidden: bytes
@@ -68,10 +69,14 @@ WorkerLine = Progress | Settled | Measured | Finished | Crashed
 
 
 class WorkerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker in the demo's result; bytes are anonymous memory (private) and PSS of the artifact's mappings."""
+    """One worker in the demo's result; bytes are anonymous memory (private) and PSS of the artifact's mappings.
+
+    ``loop_held_s`` is, by stage, the longest that the worker's event loop did one thing.
+    """
 
     role: str
     seconds: dict[str, float]
+    loop_held_s: dict[str, float]
     forwards: int
     private_bytes_before_adoption: int
     private_bytes_after_adoption: int

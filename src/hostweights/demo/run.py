@@ -140,6 +140,7 @@ def _worker_result(settled: Settled, measured: Measured) -> WorkerResult:
     return WorkerResult(
         role=settled.role,
         seconds={name: round(seconds, 4) for name, seconds in settled.seconds.items()},
+        loop_held_s={name: round(seconds, 5) for name, seconds in settled.loop_held_s.items()},
         forwards=settled.forwards,
         private_bytes_before_adoption=settled.private_bytes_before_adoption,
         private_bytes_after_adoption=settled.private_bytes_after_adoption,

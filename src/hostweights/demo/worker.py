@@ -7,16 +7,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import msgspec
 import torch
 
 from hostweights import BERT_ENCODER, Attachment, Config, HostWeights, LoadedModel
 from hostweights.demo.encoder import Encoder, read_config
+from hostweights.demo.loop_watch import LoopWatch
 from hostweights.demo.protocol import (
     Crashed,
     Finished,
@@ -32,14 +34,21 @@ from hostweights.messages.config import ProductionPolicy, RuntimePolicy
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.store import BuildProgress
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 
 def main() -> int:
     """Entry point of the process; exit code 0 unless it crashed."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
     logging.getLogger("hostweights").setLevel(logging.ERROR)  # the demo itself reports what failed, once
     before = _open_files()
+    watch = LoopWatch()
+    gc.collect()
+    gc.freeze()  # else the collector walks all of torch now and then, while the loop waits for it
     try:
-        asyncio.run(_serve(settings))
+        with asyncio.Runner(loop_factory=watch.new_loop) as runner:
+            runner.run(_serve(settings, watch))
     except HostWeightsError as failed:
         _say(Crashed(failure=failed.failure))
         return 1
@@ -66,20 +75,28 @@ def _open_files() -> set[str]:
 
 
 class _Stages:
-    """Seconds by stage, announced as they begin."""
+    """Seconds by stage, and how long the loop was held, announced as they begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: LoopWatch) -> None:
+        self._watch = watch
         self.seconds: dict[str, float] = {}
+        self.loop_held_s: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         _say(Progress(stage=name))
         started_s = time.perf_counter()
+        self.close("between stages")
         yield
         self.seconds[name] = time.perf_counter() - started_s
+        self.close(name)
+
+    def close(self, name: str) -> None:
+        """What the loop did until now belongs to this stage."""
+        self.loop_held_s[name] = max(self.loop_held_s.get(name, 0.0), self._watch.take())
 
 
-async def _serve(settings: WorkerSettings) -> None:
+async def _serve(settings: WorkerSettings, watch: LoopWatch) -> None:
     model_directory = Path(settings.model)
     encoder_config = read_config(model_directory)
     config = Config(
@@ -87,14 +104,15 @@ async def _serve(settings: WorkerSettings) -> None:
         production=ProductionPolicy(publish_after_load=False),
         runtime=RuntimePolicy(journal=settings.journal),
     )
-    stages = _Stages()
+    stages = _Stages(watch)
     with ThreadPoolExecutor(1, "engine") as engine:
         async with HostWeights(config) as host, _commands() as commands:
             with stages.stage("load"):
                 model = await host.load(lambda: Encoder(encoder_config), model_directory, record=BERT_ENCODER)
             with stages.stage("attach"):
                 attachment = await host.attach(model, slots=settings.slots)
-            server = _Server(engine, model, tokenize(model_directory))
+            batch = await _in(engine, tokenize, model_directory)
+            server = _Server(engine, model, batch)
             with stages.stage("first output"):
                 await server.forward()
             private_before = (await host.memory()).process.private_bytes
@@ -104,10 +122,15 @@ async def _serve(settings: WorkerSettings) -> None:
             with stages.stage("streamed output"):
                 await server.forward()
             private_after = (await host.memory()).process.private_bytes
-            _say(await _settled(host, server, attachment, stages, private_before, private_after))
+            settled = await _settled(host, server, attachment, stages, private_before, private_after)
+            await _in(engine, _say, settled)
             await commands.readline()
             _say(await _measure(host, attachment))
             await commands.readline()
+
+
+async def _in(engine: ThreadPoolExecutor, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    return await asyncio.get_running_loop().run_in_executor(engine, call, *arguments)
 
 
 @asynccontextmanager
@@ -135,9 +158,12 @@ class _Server:
         self.forwards = 0
         self.steady = True
 
+    async def off_loop(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Run a call in the engine's thread."""
+        return await _in(self._engine, call, *arguments)
+
     async def forward(self) -> None:
-        loop = asyncio.get_running_loop()
-        given = await loop.run_in_executor(self._engine, answer, self.model.module, self._batch)
+        given = await self.off_loop(answer, self.model.module, self._batch)
         self.first = self.first or given
         self.forwards += 1
         self.steady = self.steady and given.equals(self.first)
@@ -168,13 +194,17 @@ async def _settled(
 ) -> Settled:
     assert server.first is not None
     (lease,) = await host.leases()
+    hidden = await server.off_loop(_raw, server.first.hidden)
+    embeddings = await server.off_loop(_raw, server.first.embeddings)
+    stages.close("between stages")
     return Settled(
         role="warm" if server.model.warm else "cold",
         seconds=stages.seconds,
+        loop_held_s=stages.loop_held_s,
         forwards=server.forwards,
         steady=server.steady,
-        hidden=_raw(server.first.hidden),
-        embeddings=_raw(server.first.embeddings),
+        hidden=hidden,
+        embeddings=embeddings,
         artifact_bytes=lease.size_bytes,
         block_bytes=attachment.info.block_bytes,
         private_bytes_before_adoption=private_before,

@@ -1,0 +1,28 @@
+"""How an attached model's blocks travel: rank by rank, or gathered with other ranks."""
+
+from collections.abc import Callable
+
+from ...dlo.gather import Gathering, RankGroup
+from ...dlo.transfer import RankLocal, Way
+from ...messages.budget import Budget
+from ...messages.transport import Attach
+from ..resources import Resources
+
+
+def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way, Callable[[], None]]:
+    """The way of an attach, and what ends it after the detach; meets the other ranks if there are any.
+
+    Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config.
+    """
+    policy = request.gather
+    if policy is None or len(policy.ranks) == 1:
+        return RankLocal(), _nothing
+    left_s = budget.remaining_s()
+    join_s = policy.join_s if left_s is None else max(min(policy.join_s, left_s), 0.001)
+    ranks = RankGroup.join(policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=join_s)
+    way = Gathering(ranks, resources.groups.find(request.attachment_id), join_s=join_s, choose=policy.choose)
+    return way, way.close
+
+
+def _nothing() -> None:
+    """One rank alone leaves nobody."""

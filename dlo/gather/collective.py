@@ -1,0 +1,151 @@
+"""The one collective of the data path: everybody's part of a block becomes everybody's block, within a deadline."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ...messages.failure import Code, Stage, error
+from .ranks import RankGroup
+
+POLL_S: Final = 20e-6
+TORCH_S: Final = timedelta(days=1)
+"""For torch's own watch, which would end the process: ours is always earlier."""
+_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+class DeviceGroup(Protocol):
+    """What is used of torch's process groups and of the backends behind them."""
+
+    def _allgather_base(self, output: torch.Tensor, part: torch.Tensor, /) -> dist.Work: ...
+
+    def abort(self) -> None:
+        """End what is under way and the communicator, here alone: no other rank is waited for."""
+        ...
+
+
+class Collective(Protocol):
+    """Moves bytes among the ranks of one group."""
+
+    def gather(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> None:
+        """Fill ``slot`` with the ranks' parts in order; both uint8, the slot as long as all parts.
+
+        Blocks the calling thread until the bytes are there. Raises HostWeightsError(group_broken) by the deadline.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what this object made itself. Idempotent."""
+        ...
+
+
+class HostCollective:
+    """Over the rank group's own connections, for slots in host memory."""
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
+
+    def gather(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> None:
+        """Through gloo."""
+        self._ranks.share(slot, part, what)
+
+    def close(self) -> None:
+        """The rank group belongs to its owner."""
+
+
+class DeviceCollective:
+    """Over a process group of the device's own kind (NCCL), on a stream of its own beside copies and compute.
+
+    The thread that calls watches its collective and aborts the communicator at the deadline: a kernel that waits for a
+    lost rank would otherwise keep the device for ever. ``made`` groups are ended by ``close``, given ones are not.
+    """
+
+    def __init__(self, ranks: RankGroup, group: DeviceGroup, device: torch.device, *, made: bool) -> None:
+        self._ranks = ranks
+        self._group: DeviceGroup | None = group
+        self._device = device
+        self._made = made
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+
+    def gather(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> None:
+        """Launch, then watch until it is over."""
+        self._watched(slot, part, what, self._ranks.deadline_s)
+
+    def warm(self, deadline_s: float) -> None:
+        """Make the communicator, which comes with the first collective, before a forward needs it."""
+        part = torch.zeros(256, dtype=torch.uint8, device=self._device)
+        slot = torch.empty(256 * self._ranks.size, dtype=torch.uint8, device=self._device)
+        torch.cuda.current_stream(self._device).synchronize()
+        self._watched(slot, part, "the first collective", deadline_s)
+
+    def close(self) -> None:
+        """End the communicator if it was made here."""
+        group, self._group = self._group, None
+        if group is not None and self._made:
+            group.abort()
+
+    def _watched(self, slot: torch.Tensor, part: torch.Tensor, what: str, deadline_s: float) -> None:
+        self._ranks.require_whole()
+        until_s = time.monotonic() + deadline_s
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                assert self._group is not None
+                work = self._group._allgather_base(slot, part)  # noqa: SLF001 - what all_gather_into_tensor calls
+            while not work.is_completed():
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"not done within {deadline_s:g} s")  # noqa: TRY301 - one way out for both
+                time.sleep(POLL_S)
+            # What computes reads the slot from other streams: the collective must be over for all of them.
+            work.wait()
+        except Exception as exc:
+            self._abort()
+            text = f"{what}: the collective among ranks {list(self._ranks.ranks)} failed: {exc}; attach again on all"
+            raise self._ranks.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)) from exc
+
+    def _abort(self) -> None:
+        """Free the device from a kernel that waits for a lost rank; the group cannot be used any more."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+
+
+def open_collective(
+    ranks: RankGroup, given: "dist.ProcessGroup | None", device: torch.device, join_s: float
+) -> Collective:
+    """What gathers into memory of ``device``: gloo for the cpu, else the given group or one that is made here."""
+    if device.type == "cpu":
+        return HostCollective(ranks)
+    group: DeviceGroup = _make_group(ranks) if given is None else given
+    collective = DeviceCollective(ranks, group, device, made=given is None)
+    collective.warm(join_s)
+    return collective
+
+
+def _make_group(ranks: RankGroup) -> DeviceGroup:
+    """A communicator of our own, known to nobody else: its name, unlike ``new_group``'s, is never used twice."""
+    assert ranks.store is not None, "a rank alone needs no communicator"
+    store = c10d.PrefixStore("device", ranks.store)
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = TORCH_S  # noqa: SLF001 - as init_process_group sets it
+    with _left_to_us():
+        return c10d.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)  # type: ignore[return-value]  # stubs lag
+
+
+@contextmanager
+def _left_to_us() -> Iterator[None]:
+    """A group made inside does not end the process when a rank is lost: whoever waits is told instead."""
+    before = os.environ.get(_HANDLING)
+    os.environ[_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_HANDLING]
+        else:
+            os.environ[_HANDLING] = before

@@ -1,0 +1,145 @@
+"""A few ranks that speak in turn: one exchange after the other, each with a deadline, and one way to fall apart.
+
+Host memory only, over gloo. torch.distributed carries the bytes; what is added here is that nobody waits for ever, that
+an exchange after a failure fails at once, and that every rank is told with the same code.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ...messages.failure import Code, HostWeightsError, Stage, error
+
+JOIN_S: Final = 300.0
+"""How long a rank waits at first for the others: they may still be loading."""
+DEADLINE_S: Final = 60.0
+"""How far a rank may be behind another afterwards."""
+
+_JOINED: Final[Counter[str]] = Counter()
+"""How many groups of each name this process joined: a later one must not meet the addresses of an earlier one."""
+
+
+class RankGroup:
+    """This process's end of a group of ranks; made by ``join`` on all of them, in the same order.
+
+    Used by one thread at a time. After any failure the group is broken for good: every later call raises that failure.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        rank: int,
+        group: "dist.ProcessGroup | None",
+        deadline_s: float,
+        store: "c10d.Store | None" = None,
+    ) -> None:
+        self.ranks = ranks
+        self.store = store
+        self.rank = rank
+        self.deadline_s = deadline_s
+        self._group = group
+        self._lock = threading.Lock()
+        self._failure: HostWeightsError | None = None
+
+    @classmethod
+    def join(
+        cls, ranks: Sequence[int], *, name: str, deadline_s: float = DEADLINE_S, join_s: float = JOIN_S
+    ) -> "RankGroup":
+        """Meet the others of ``ranks`` (global ranks, the same on all), by the store of the default process group.
+
+        A group of one meets nobody. Raises HostWeightsError: invalid_config if torch.distributed is not initialised or
+        this process is not among ``ranks``; group_broken if the others do not come within ``join_s``.
+        """
+        ranks = tuple(ranks)
+        if len(ranks) == 1:
+            return cls(ranks, 0, None, deadline_s)
+        if not dist.is_initialized():
+            text = "a group of several ranks needs torch.distributed: call init_process_group first (torchrun does not)"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+        if dist.get_rank() not in ranks:
+            text = f"this process is rank {dist.get_rank()} and the group {name!r} is of the ranks {list(ranks)}"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+        rank = ranks.index(dist.get_rank())
+        key = f"hostweights/{name}/{'-'.join(map(str, ranks))}"
+        _JOINED[key] += 1
+        store = c10d.PrefixStore(f"{key}/{_JOINED[key]}", c10d._get_default_store())  # noqa: SLF001 - torch lists neither
+        try:
+            group = c10d.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=join_s))
+            made = cls(ranks, rank, group, deadline_s, store)  # type: ignore[arg-type]  # a backend has what is used of a group
+        except Exception as exc:
+            text = f"not all of the ranks {list(ranks)} came to group {name!r} within {join_s:g} s: {exc}"
+            raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, group=name) from exc
+        made.exchange([0], f"joining {name!r}", join_s)
+        return made
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self.ranks)
+
+    def exchange(self, row: Sequence[int], what: str, deadline_s: float | None = None) -> list[tuple[int, ...]]:
+        """Give ``row`` (64-bit integers, equally many on all ranks) to all and return everybody's, by rank.
+
+        ``what`` says for a failure what this is about. Raises HostWeightsError(group_broken).
+        """
+        mine = torch.tensor(row, dtype=torch.int64)
+        found = torch.empty(self.size * len(row), dtype=torch.int64)
+        self.share(found, mine, what, deadline_s)
+        values = found.tolist()
+        return [tuple(values[i : i + len(row)]) for i in range(0, len(values), len(row))]
+
+    def share(self, found: torch.Tensor, mine: torch.Tensor, what: str, deadline_s: float | None = None) -> None:
+        """Gather everybody's ``mine`` (host memory, equal sizes and dtypes) into ``found``, in the order of ranks."""
+        if self.size == 1:
+            found.copy_(mine)
+            return
+        options = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # torch does not list it
+        limit_s = self.deadline_s if deadline_s is None else deadline_s
+        options.timeout = timedelta(seconds=limit_s)
+        with self._lock:
+            self._require_whole()
+            assert self._group is not None
+            try:
+                self._group.allgather([list(found.chunk(self.size))], [mine], options).wait()
+            except Exception as exc:
+                raise self._lose(_lost(what, self.ranks, limit_s, exc)) from exc
+
+    def lose(self, failure: HostWeightsError) -> HostWeightsError:
+        """Break the group for a reason of the caller's: the others notice at their next exchange. Returns the first."""
+        with self._lock:
+            return self._lose(failure)
+
+    def require_whole(self) -> None:
+        """Raise what broke the group, if anything did."""
+        with self._lock:
+            self._require_whole()
+
+    def close(self) -> None:
+        """Leave; the others' next exchange fails. Idempotent."""
+        text = "this rank left the group; join a new one on all ranks"
+        self.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text))
+
+    def _lose(self, failure: HostWeightsError) -> HostWeightsError:
+        if self._failure is None:
+            self._failure = failure
+            self._group = None  # closes its connections, which is how the others hear of it
+        return self._failure
+
+    def _require_whole(self) -> None:
+        if self._failure is not None:
+            raise HostWeightsError(self._failure.failure)
+
+
+def _lost(what: str, ranks: Sequence[int], limit_s: float, cause: Exception) -> HostWeightsError:
+    reason = str(cause).split(". This is typically", maxsplit=1)[0]
+    text = (
+        f"{what}: a rank of {list(ranks)} was lost, or was more than {limit_s:g} s behind ({reason}); nothing was "
+        "computed from the block. Restart the ranks that ended and attach again on all of them"
+    )
+    return error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=list(ranks))

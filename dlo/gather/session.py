@@ -1,0 +1,130 @@
+"""The gathers of one attached model: the same blocks in the same order on all ranks, checked before each."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import torch
+
+from ...messages.failure import Code, HostWeightsError, Stage, error
+from ...messages.plan import BlockPlan
+from ..contract import Event
+from ..transfer import settle
+from .collective import Collective
+from .ranks import RankGroup
+
+TIMES: Final = -1
+"""Stands for a block where ranks exchange how long blocks took."""
+
+
+class Session:
+    """Counts the gathers of a model. ``gather`` runs on one thread at a time, in the order of issue.
+
+    The order is that of the ring, which follows from the calls of blocks alone: equal forwards make equal orders. What
+    a rank is about to gather travels ahead of the bytes, so ranks that differ are told so and no byte is mixed.
+    """
+
+    def __init__(self, ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan]) -> None:
+        self._ranks = ranks
+        self._collective = collective
+        self._plans = tuple(plans)
+        self._count = 0
+
+    def require_equal(self, plans: Sequence[BlockPlan]) -> None:
+        """Raise HostWeightsError(unsupported) unless blocks lie as they did when the model was attached.
+
+        Other ranks move at other moments; meanwhile parts of either backing must make the same block.
+        """
+        for old, new in zip(self._plans, plans, strict=True):
+            if old != new:
+                text = (
+                    f"block {new.name!r} lies otherwise in the new backing, and the ranks that gather it move at "
+                    "different moments: detach, adopt the artifact, and attach again on all ranks"
+                )
+                raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text, block=new.name)
+
+    def gather(
+        self, block: int, slot: torch.Tensor, part: torch.Tensor, copied: Event | None, after: Sequence[Event]
+    ) -> None:
+        """Wait for this rank's part and the slot's readers, agree on the block, gather it.
+
+        Raises HostWeightsError on all ranks alike: copy_failed (retryable) if a rank's part did not come,
+        group_mismatch if they gather different blocks, group_broken if a rank is lost.
+        """
+        name = self._plans[block].name
+        failure = _failure_of(copied)
+        rows = self._ranks.exchange([self._count, block, failure is not None], f"block {name!r}")
+        self._count += 1
+        self._check_order(rows)
+        failed = [rank for rank, (_, _, bad) in zip(self._ranks.ranks, rows, strict=True) if bad]
+        if failed:
+            text = f"rank {failed[0]} could not copy its part of block {name!r}"
+            text += "; its own log says why" if failure is None else f": {type(failure).__name__}: {failure}"
+            raise error(Stage.TRANSPORT, Code.COPY_FAILED, text, retryable=True, block=name, rank=failed[0])
+        for event in after:
+            settle(event)
+        if slot.numel():
+            self._collective.gather(slot, part, f"block {name!r}")
+
+    def slowest(self, seconds: float | None) -> float | None:
+        """The longest of all ranks' times, in the same place of the order on all; None if one rank has none."""
+        nanoseconds = -1 if seconds is None else round(seconds * 1e9)
+        rows = self._ranks.exchange([self._count, TIMES, nanoseconds], "the times of the ranks")
+        self._count += 1
+        self._check_order(rows)
+        found = [row[2] for row in rows]
+        return None if min(found) < 0 else max(found) / 1e9
+
+    def _check_order(self, rows: Sequence[tuple[int, ...]]) -> None:
+        asked = [(count, block) for count, block, _ in rows]
+        if len(set(asked)) == 1:
+            return
+        said = ", ".join(
+            f"rank {rank} {self._name(block)!r} as its gather {count}"
+            for rank, (count, block) in zip(self._ranks.ranks, asked, strict=True)
+        )
+        text = f"the ranks gather different blocks: {said}; call the same blocks in the same order on all ranks"
+        raise self._ranks.lose(_mismatch(text, self._name(asked[self._ranks.rank][1])))
+
+    def _name(self, block: int) -> str:
+        return "times" if block == TIMES else self._plans[block].name
+
+
+def open_session(ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan], join_s: float) -> Session:
+    """Compare the blocks of all ranks, by name, size and layout, before the first is gathered.
+
+    Raises HostWeightsError(group_mismatch) that names the first block that differs.
+    """
+    rows = ranks.exchange([len(plans)], "attaching", join_s)
+    if len(set(rows)) > 1:
+        said = ", ".join(f"rank {rank} {count}" for rank, (count,) in zip(ranks.ranks, rows, strict=True))
+        text = f"the ranks attach different numbers of blocks ({said}); load the same model on all of them"
+        raise ranks.lose(_mismatch(text, plans[-1].name))
+    prints = ranks.exchange([_print(plan) for plan in plans], "attaching")
+    for index, plan in enumerate(plans):
+        if len({row[index] for row in prints}) > 1:
+            text = (
+                f"block {plan.name!r} ({plan.size_bytes} bytes here) differs among the ranks {list(ranks.ranks)} in "
+                "name, size or layout; load the same artifact on all of them"
+            )
+            raise ranks.lose(_mismatch(text, plan.name))
+    return Session(ranks, collective, plans)
+
+
+def _print(plan: BlockPlan) -> int:
+    digest = hashlib.sha256(msgspec.msgpack.encode(plan)).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _failure_of(event: Event | None) -> Exception | None:
+    try:
+        if event is not None:
+            event.synchronize()
+    except Exception as exc:  # noqa: BLE001 - told to all ranks
+        return exc
+    return None
+
+
+def _mismatch(text: str, block: str) -> HostWeightsError:
+    return error(Stage.TRANSPORT, Code.GROUP_MISMATCH, text, block=block)

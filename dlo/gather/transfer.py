@@ -1,0 +1,136 @@
+"""AllGather: each rank copies its part of a block to the device, and the parts become the block there."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from ...messages.transport import RegistrationInfo
+from ..contract import Device, Event, HostBacking, Stream
+from ..transfer import Marker, Transfer, settle
+from .cut import Cut
+from .session import Session
+
+PART_BUFFERS = 3
+"""One part is copied, one waits, one is gathered: copying, gathering and computing of three blocks overlap."""
+
+
+class _Part:
+    """Device memory for this rank's part of one block."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.block: int | None = None  # copied or being copied, and not issued
+        self.copied: Event | None = None
+        self.emptied: Event | None = None  # by the gather out of it
+
+
+class GatherTransfer:
+    """Copies parts by ``parts``, in which this rank's part of block i is block ``first + i``; gathers on ``gathers``.
+
+    Only ``issue`` is collective. What is expected next is copied ahead, which concerns this rank alone, so that a wrong
+    guess costs a copy and no rank can get out of step by it.
+    """
+
+    def __init__(
+        self,
+        backing: HostBacking,
+        device: Device,
+        parts: Transfer,
+        first: int,
+        gathers: Stream,
+        session: Session,
+        rank: int,
+        ranks: int,
+    ) -> None:
+        self._cuts = [Cut(plan.size_bytes, ranks) for plan in backing.blocks]
+        self._rank = rank
+        self._parts = parts
+        self._first = first
+        self._gathers = gathers
+        self._session = session
+        largest = max(cut.part_bytes for cut in self._cuts)
+        count = min(PART_BUFFERS, len(self._cuts))
+        self._buffers = [_Part(device.allocate(largest)) for _ in range(count)]
+
+    @property
+    def ahead(self) -> int:
+        """All buffers but the one that is gathered from, and what the parts' transfer prepares."""
+        return len(self._buffers) - 1 + self._parts.ahead
+
+    def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
+        """Copy this rank's part unless that was done ahead, then gather; the slot's bytes behind the block are lost."""
+        cut = self._cuts[block]
+        buffer = self._holder(block) or self._copy(block, self._spare())
+        if began is not None:
+            began(self._gathers.record())
+        target, part = slot[: cut.padded_bytes], buffer.memory[: cut.part_bytes]
+        self._gathers.run(partial(self._session.gather, block, target, part, buffer.copied, tuple(after)))
+        buffer.block = None
+        buffer.emptied = self._gathers.record()
+        self._buffers.remove(buffer)
+        self._buffers.append(buffer)
+        return buffer.emptied
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Copy the parts of the nearest blocks into buffers that hold nothing wanted."""
+        near = len(self._buffers) - 1
+        wanted = blocks[:near]
+        if self._parts.ahead:
+            self._parts.expect([self._first + block for block in blocks if self._holder(block) is None])
+        for buffer in self._buffers:
+            if buffer.block not in wanted:
+                buffer.block = None
+        for block in wanted:
+            if self._holder(block) is None:
+                self._copy(block, self._spare())
+
+    def forget(self) -> None:
+        """Copy anew whatever is wanted next."""
+        for buffer in self._buffers:
+            buffer.block = None
+        self._parts.forget()
+
+    def registration(self) -> RegistrationInfo | None:
+        """Of this rank's parts."""
+        return self._parts.registration()
+
+    def close(self) -> None:
+        """End the copies of parts and let the buffers go; the gathers issued so far are over or have failed."""
+        for buffer in self._buffers:
+            if buffer.emptied is not None:
+                settle(buffer.emptied)
+        self._buffers = []
+        self._parts.close()
+
+    def _holder(self, block: int) -> _Part | None:
+        return next((buffer for buffer in self._buffers if buffer.block == block), None)
+
+    def _spare(self) -> _Part:
+        """The buffer that was gathered from longest ago; if all hold guesses, the one that is needed last."""
+        return next((buffer for buffer in self._buffers if buffer.block is None), self._buffers[-1])
+
+    def _copy(self, block: int, buffer: _Part) -> _Part:
+        buffer.block = block
+        buffer.copied = None
+        size_bytes = self._cuts[block].size(self._rank)
+        if size_bytes:
+            # After a gather that failed the buffer is free as well.
+            after = () if buffer.emptied is None else (Ended(buffer.emptied),)
+            buffer.copied = self._parts.issue(self._first + block, buffer.memory[:size_bytes], after)
+        return buffer
+
+
+class Ended:
+    """Passes with an event, and never fails."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        """As the event."""
+        return self._event.done()
+
+    def synchronize(self) -> None:
+        """Wait for the event, however its work ends."""
+        settle(self._event)

@@ -1,0 +1,96 @@
+"""Gathering as a way for blocks to travel: opened on all ranks of a group together."""
+
+import torch
+import torch.distributed as dist
+
+from ...messages.failure import Code, Stage, error
+from ...messages.transport import RegistrationPolicy
+from ..contract import Device, HostBacking, Stream
+from ..transfer import RankLocal, Transfer, open_transfer
+from .choosing import ChoosingTransfer
+from .collective import Collective, open_collective
+from .cut import Cut
+from .ranks import JOIN_S, RankGroup
+from .session import Session, open_session
+from .shards import ShardBacking, WholeAndPart
+from .transfer import GatherTransfer
+
+
+class Gathering:
+    """Implements ``Way`` for one attached model over ``ranks``, which nothing else may use meanwhile.
+
+    ``group`` is the engine's process group for the device's collectives; None makes one where one is needed. A group of
+    one rank gathers nothing: its blocks travel rank by rank. ``close`` after the detach: it leaves ``ranks`` and
+    destroys what was made here. With ``choose`` the ranks measure whether whole blocks come sooner, and go by that.
+    """
+
+    def __init__(
+        self,
+        ranks: RankGroup,
+        group: "dist.ProcessGroup | None" = None,
+        *,
+        join_s: float = JOIN_S,
+        choose: bool = False,
+    ) -> None:
+        self._ranks = ranks
+        self._choose = choose
+        self._given = group
+        self._join_s = join_s
+        self._collective: Collective | None = None
+        self._session: Session | None = None
+        self._gathers: Stream | None = None
+
+    @property
+    def ranks(self) -> RankGroup:
+        """Who gathers."""
+        return self._ranks
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """The block and the padding that makes all parts equal; no smaller block needs more."""
+        return Cut(RankLocal().slot_bytes(size_bytes), self._ranks.size).padded_bytes
+
+    def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """The first time meets the other ranks, which must attach the same blocks; later ones check that blocks stay.
+
+        Raises HostWeightsError: group_mismatch, group_broken, or unsupported where blocks would lie otherwise.
+        """
+        ranks = self._ranks
+        if ranks.size == 1:
+            return open_transfer(backing, device, copies, policy)
+        if self._session is None:
+            self._meet(backing, device)
+        else:
+            self._session.require_equal(backing.blocks)
+        assert self._session is not None
+        assert self._gathers is not None
+        kind = WholeAndPart if self._choose else ShardBacking
+        parts = open_transfer(kind(backing, ranks.rank, ranks.size), device, copies, policy)
+        count = len(backing.blocks)
+        first = count if self._choose else 0
+        try:
+            gathered = GatherTransfer(
+                backing, device, parts, first, self._gathers, self._session, ranks.rank, ranks.size
+            )
+            if not self._choose:
+                return gathered
+            return ChoosingTransfer(device, parts, gathered, self._gathers, self._session, count)
+        except BaseException:
+            parts.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+        self._ranks.close()
+        if self._gathers is not None:
+            self._gathers.close()
+        if self._collective is not None:
+            self._collective.close()
+
+    def _meet(self, backing: HostBacking, device: Device) -> None:
+        if self._gathers is not None:
+            text = "an attach over this group failed before; join a new group on all ranks"
+            raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)
+        self._gathers = device.stream("gathers")
+        with torch.inference_mode(mode=False):
+            self._collective = open_collective(self._ranks, self._given, device.torch_device, self._join_s)
+            self._session = open_session(self._ranks, self._collective, backing.blocks, self._join_s)

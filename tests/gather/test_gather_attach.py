@@ -1,0 +1,30 @@
+"""C4: what ranks must have in common when they attach, and what they may do at different moments."""
+
+from pathlib import Path
+
+from rank_kit import pool
+
+
+def test_C4_models_that_differ_are_refused_on_all_ranks_with_the_block_named() -> None:
+    with pool(2, "serve_attach(8, 16 + dist.get_rank(), 8)") as ranks:
+        for line in ranks.lines():
+            assert line.startswith("True [] group_mismatch block 'first.1'")
+
+
+def test_C4_models_of_different_depth_are_refused_on_all_ranks() -> None:
+    with pool(2, "serve_attach(*[8] * (2 + dist.get_rank()))") as ranks:
+        for line in ranks.lines():
+            assert line.startswith("True [] group_mismatch")
+            assert "rank 0 2, rank 1 3" in line
+
+
+def test_C4_a_group_that_others_do_not_join_fails_by_the_deadline() -> None:
+    with pool(2, "serve_join(1.0)") as ranks:
+        assert ranks.children[0].line().startswith("group_broken not all of the ranks [0, 1]")
+        for child in ranks.children:
+            child.tell()
+
+
+def test_C4_ranks_move_to_equal_files_at_different_moments_and_to_no_others(tmp_path: Path) -> None:
+    with pool(2, "import sys\nserve_rebase(sys.argv[4])", tmp_path) as ranks:
+        assert ranks.lines() == ["[True, True, True, True] unsupported"] * 2
