@@ -12,7 +12,7 @@ from ..contract import Device, Event, Stream
 from ..transfer import Marker, Transfer, settle
 from .choice import Choice, Mode
 from .session import Session
-from .transfer import GatherTransfer
+from .transfer import Ended, GatherTransfer
 
 _LOG = logging.getLogger("hostweights")
 
@@ -46,6 +46,7 @@ class ChoosingTransfer:
         self._choice = Choice()
         self._round = _Round(self._choice.mode)
         self._last: _Round | None = None
+        self._before: Event | None = None  # the last block's end in the mode that was left, until one waited for it
 
     @property
     def choice(self) -> Choice:
@@ -61,7 +62,10 @@ class ChoosingTransfer:
         """By the mode of the round."""
         if len(self._round.ends) == self._blocks:
             self._turn()
+        if self._before is not None:  # the modes write slots on different streams
+            after = (*after, Ended(self._before))
         event = self._now.issue(block, slot, after, began)
+        self._before = None
         self._round.ends.append(event)
         return event
 
@@ -98,6 +102,8 @@ class ChoosingTransfer:
             if self._choice.settled and not was_settled:
                 times = {mode.value: f"{(self._choice.seconds(mode) or 0.0) * 1e3:.2f} ms" for mode in Mode}
                 _LOG.info("blocks travel %s from now on: a block took %s", self._choice.mode.value, times)
+        if done.mode is not self._choice.mode:
+            self._before = done.ends[-1]
         self._gathers.run(lambda: self._agree(done))
         done.agreed = self._gathers.record()
         self._last = done
