@@ -13,17 +13,12 @@ from hostweights.hwr import fp8
 from hostweights.hwr.subclasses import stored_places
 from hostweights.messages.report import Outcome
 from loader_models import save
-from quant_kit import WIDTH, Block, Stack, plain_stack, torchao_schemes
+from quant_kit import REPRESENTATIONS, WIDTH, factory, in_memory, plain_stack
 from store_kit import same_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torchao warns of whatever it finds on a host
 
-SCHEMES = {Representation.FP8: "fp8 per tensor, dynamic", Representation.FP8_ROW: "fp8 per row, dynamic"}
 TOKENS = 32
-
-
-def factory() -> nn.Module:
-    return Stack().to(torch.bfloat16)
 
 
 def run_on_gpu(module: nn.Module) -> torch.Tensor:
@@ -33,17 +28,7 @@ def run_on_gpu(module: nn.Module) -> torch.Tensor:
         return out.clone()
 
 
-def in_memory(representation: Representation, device: str) -> Stack:
-    quantise = torchao_schemes()[SCHEMES[representation]]
-    model = plain_stack().to(device)
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        for linear in (block.up, block.down):
-            linear.weight = nn.Parameter(quantise(linear.weight.detach()), requires_grad=False)
-    return model
-
-
-@pytest.mark.parametrize("representation", SCHEMES)
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
 def test_A12_the_gpu_makes_the_bytes_that_the_cpu_makes(
     representation: Representation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +41,7 @@ def test_A12_the_gpu_makes_the_bytes_that_the_cpu_makes(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("representation", SCHEMES)
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
 async def test_C8_streamed_fp8_equals_the_model_quantised_in_memory(
     tmp_path: Path, representation: Representation
 ) -> None:

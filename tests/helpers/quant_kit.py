@@ -8,7 +8,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
+from hostweights import Representation
+
 WIDTH, HIDDEN, BLOCKS = 64, 128, 3
+
+REPRESENTATIONS = {
+    Representation.FP8: "fp8 per tensor, dynamic",
+    Representation.FP8_ROW: "fp8 per row, dynamic",
+}
+"""By the scheme of ``torchao_schemes`` that they are."""
 
 
 class Rule(Enum):
@@ -163,6 +171,21 @@ def quantised(module: Stack, quantise: Quantise) -> Stack:
         assert isinstance(linear, nn.Linear)
         linear.weight = nn.Parameter(quantise(linear.weight.detach()), requires_grad=False)
     return module
+
+
+def factory() -> nn.Module:
+    return Stack().to(torch.bfloat16)
+
+
+def in_memory(representation: Representation, device: str = "cpu") -> Stack:
+    """What torchao makes of the loaded model."""
+    quantise = torchao_schemes()[REPRESENTATIONS[representation]]
+    model = plain_stack().to(device)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        for linear in (block.up, block.down):
+            linear.weight = nn.Parameter(quantise(linear.weight.detach()), requires_grad=False)
+    return model
 
 
 def plain_stack(dtype: torch.dtype = torch.bfloat16) -> Stack:

@@ -24,13 +24,9 @@ from hostweights import (
 from hostweights.messages.identity import AdaptationKind
 from hostweights.messages.report import Outcome
 from loader_models import save
-from quant_kit import HIDDEN, WIDTH, Block, Stack, plain_stack, run, torchao_schemes
+from quant_kit import HIDDEN, WIDTH, Block, Stack, factory, plain_stack, run, torchao_schemes
 
 RANK = 4
-
-
-def factory() -> nn.Module:
-    return Stack().to(torch.bfloat16)
 
 
 def factors(seed: int = 1) -> dict[str, torch.Tensor]:

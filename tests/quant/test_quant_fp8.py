@@ -34,30 +34,13 @@ from hostweights.messages.budget import Budget
 from hostweights.messages.plan import Binding
 from hostweights.messages.report import Outcome, PublicationOutcome
 from loader_models import save
-from quant_kit import Block, Stack, plain_stack, run, torchao_schemes
+from quant_kit import REPRESENTATIONS, factory, in_memory, plain_stack, run
 from store_kit import same_bytes
-
-SCHEMES = {Representation.FP8: "fp8 per tensor, dynamic", Representation.FP8_ROW: "fp8 per row, dynamic"}
-
-
-def factory() -> nn.Module:
-    return Stack().to(torch.bfloat16)
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save(tmp_path / "model.safetensors", plain_stack().state_dict())
-
-
-def in_memory(representation: Representation) -> Stack:
-    """What torchao makes of the loaded model."""
-    quantise = torchao_schemes()[SCHEMES[representation]]
-    model = plain_stack()
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        for linear in (block.up, block.down):
-            linear.weight = nn.Parameter(quantise(linear.weight.detach()), requires_grad=False)
-    return model
 
 
 def assert_same(module: nn.Module, expected: nn.Module) -> None:
@@ -76,7 +59,7 @@ def config(root: Path, representation: Representation, mode: Mode = Mode.PREFERR
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("representation", SCHEMES)
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
 async def test_C8_warm_publishes_what_torchao_would_have_made(
     checkpoint: Path, tmp_path: Path, representation: Representation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +118,7 @@ def test_A12_every_weight_is_read_once_and_let_go(
 def test_T35_each_representation_is_an_artifact_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
     keys = {
         each: warm(config(tmp_path / "store", each), factory, checkpoint).key
-        for each in (*SCHEMES, Representation.FINAL)
+        for each in (*REPRESENTATIONS, Representation.FINAL)
     }
     assert len(set(keys.values())) == 3
     assert warm(Config(root=str(tmp_path / "store")), factory, checkpoint).key == keys[Representation.FINAL]
