@@ -133,7 +133,7 @@ class HostWeights:
             mode=mode,
             validation=self._config.validation,
             build_before_load=self._config.production.build_before_load,
-            fetch=self._config.remote is not None,
+            fetch=self._config.remote.url is not None,
         )
         try:
             resolved = await self._loads.run(self._ask(RESOLVER, request, Resolved, timeout_s), f"load {model_id}")

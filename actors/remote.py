@@ -49,11 +49,11 @@ def pull(
             with range_reader(port, remote.attempts, budget) as reader:
                 artifact = find_artifact(reader, key)
             if artifact is None:
-                raise _missing(key, remote.url)
+                raise _missing(key, port.url)
             identity = artifact.manifest.identity
         found = store.fetch(identity, port, remote.attempts, config.validation, budget, progress, lease_id="pull")
         if isinstance(found, Miss):
-            raise _missing(key, remote.url)
+            raise _missing(key, port.url)
         manifest, directory = found.lease.manifest, found.lease.directory
         found.lease.close()
     finally:
@@ -99,7 +99,7 @@ def push(
     return Moved(
         name=pushed.manifest.identity.source.model,
         key=key,
-        directory=f"{remote.url.rstrip('/')}/{key}",
+        directory=f"{port.url}/{key}",
         size_bytes=sum(file.size_bytes for file in pushed.manifest.files),
         already=pushed.already,
         seconds=time.monotonic() - begun,

@@ -91,10 +91,11 @@ class RemotePolicy(Record, frozen=True, kw_only=True):
     """Where artifacts that the store lacks are looked for before they are made: any URL that fsspec can open.
 
     The URL names a directory and holds no credentials: those belong into the environment or the configuration of fsspec
-    and of the package behind the URL's scheme. One request may take ``timeout_s``, and is made ``attempts`` times.
+    and of the package behind the URL's scheme. Without one nothing is asked. One request may take ``timeout_s``, and is
+    made ``attempts`` times.
     """
 
-    url: Annotated[str, Meta(min_length=1, max_length=4096)]
+    url: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     timeout_s: Annotated[float, Meta(gt=0.0)] = 30.0
     attempts: Annotated[int, Meta(ge=1, le=100)] = 5
 
@@ -118,5 +119,5 @@ class Config(Record, frozen=True, kw_only=True):
     wait: WaitPolicy = WaitPolicy()
     capacity: CapacityPolicy = CapacityPolicy()
     production: ProductionPolicy = ProductionPolicy()
-    remote: RemotePolicy | None = None
+    remote: RemotePolicy = RemotePolicy()
     runtime: RuntimePolicy = RuntimePolicy()

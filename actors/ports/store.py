@@ -14,7 +14,7 @@ from ...hwr.remote.fsspec_remote import open_remote
 from ...hwr.store import LocalStore
 from ...messages.budget import Budget
 from ...messages.config import Config
-from ...messages.failure import Code, HostWeightsError, Stage, error, printable
+from ...messages.failure import HostWeightsError, printable
 from ...messages.store import (
     BuildArtifact,
     FetchArtifact,
@@ -53,8 +53,6 @@ class LocalStorePort:
     def fetch(self, effect: FetchArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased | Missed:
         """Bring the artifact from the configured remote or join, lease, and enter the lease into the resource table."""
         store, policy = self._open(budget), self._config.remote
-        if policy is None:
-            raise error(Stage.REMOTE, Code.INVALID_CONFIG, "no remote is configured; set remote.url")
         found = store.fetch(
             effect.identity,
             open_remote(policy),

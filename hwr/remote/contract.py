@@ -5,6 +5,7 @@ manifest and the payload files, byte for byte as a store holds them. Everything 
 ``artifact.json`` is written last: an artifact is on the remote whole or not at all.
 """
 
+from collections.abc import Generator
 from typing import Final, Protocol
 
 from ...messages.base import Count, Digest, Record, SizeBytes
@@ -31,7 +32,11 @@ class Remote(Protocol):
     """
 
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """Exactly this range, in one request that is not repeated."""
+        """Exactly this range, in one request that is not repeated; unsupported where only whole files can be had."""
+        ...
+
+    def stream(self, path: str) -> Generator[bytes, None, None]:
+        """The file from its start, in one request and in pieces of some megabytes; closing ends the request."""
         ...
 
     def read_whole(self, path: str, limit_bytes: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from urllib.parse import urlsplit
@@ -17,30 +17,47 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 8 * 1024**2
 _DENIED: Final = frozenset({401, 403})
+_ABSENT: Final = frozenset({404, 410})
 _RANGE_REFUSED: Final = 416
 
 
 class FsspecRemote:
     """Implements ``contract.Remote``. Opened by ``open_remote``."""
 
-    def __init__(self, filesystem: AbstractFileSystem, root: str, policy: RemotePolicy) -> None:
+    def __init__(self, filesystem: AbstractFileSystem, root: str, url: str, timeout_s: float) -> None:
         self._filesystem = filesystem
         self._root = root.rstrip("/")
-        self._url = policy.url.rstrip("/")
-        self._timeout_s = policy.timeout_s
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+
+    @property
+    def url(self) -> str:
+        """The directory, without a slash at its end."""
+        return self._url
 
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         """Exactly this range, in one request that is not repeated."""
         with self._answered("read", path):
             data = self._cat(path, offset, offset + size_bytes)
         if len(data) != size_bytes:
-            why = (
-                "the server ignores ranges"
-                if len(data) > size_bytes
-                else "the answer was cut off or the file is shorter"
-            )
-            raise self._failed(path, f"bytes {offset} to {offset + size_bytes} came as {len(data)} bytes: {why}")
+            what = f"bytes {offset} to {offset + size_bytes} came as {len(data)} bytes"
+            raise self._failed(path, f"{what}: the answer was cut off or the file is shorter")
         return data
+
+    def stream(self, path: str) -> Generator[bytes, None, None]:
+        """The file from its start, in one request."""
+        options: dict[str, object] = {}
+        if self._speaks_http():
+            from aiohttp import ClientTimeout
+
+            pause = ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s)
+            options = {"block_size": 0, "size": 1, "timeout": pause}  # a stream, without asking for the size first
+        with (
+            self._answered("read", path),
+            cast("BinaryIO", self._filesystem.open(self._full(path), "rb", **options)) as source,
+        ):
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
 
     def read_whole(self, path: str, limit_bytes: int) -> bytes:
         """A small file, in one request."""
@@ -86,13 +103,29 @@ class FsspecRemote:
         from fsspec.asyn import AsyncFileSystem, sync
 
         found: object
-        if isinstance(self._filesystem, AsyncFileSystem):
+        if end is not None and self._speaks_http():
+            found = self._http_range(path, start or 0, end)
+        elif isinstance(self._filesystem, AsyncFileSystem):
             request, loop = self._filesystem._cat_file, self._filesystem.loop  # noqa: SLF001  the one call with a timeout
             found = sync(loop, request, self._full(path), start=start, end=end, timeout=self._timeout_s)
         else:
             found = self._filesystem.cat_file(self._full(path), start=start, end=end)
         assert isinstance(found, bytes), type(found)
         return found
+
+    def _speaks_http(self) -> bool:
+        return "https" in self._filesystem.protocol
+
+    def _http_range(self, path: str, start: int, end: int) -> object:
+        """A range, or unsupported from a server that would send the whole file, of which nothing more is read."""
+        from fsspec.asyn import sync
+
+        opened = self._filesystem.open(self._full(path), "rb", block_size=1, size=end, cache_type="none")
+        try:
+            return sync(self._filesystem.loop, opened.async_fetch_range, start, end, timeout=self._timeout_s)
+        except ValueError:
+            text = f"{self._url}/{path}: the server knows no ranges"
+        raise error(Stage.REMOTE, Code.UNSUPPORTED, text, path=path)
 
     @contextmanager
     def _answered(self, doing: str, path: str) -> Iterator[None]:
@@ -110,7 +143,7 @@ class FsspecRemote:
     def _failure(self, doing: str, path: str, problem: Exception) -> HostWeightsError:
         where, kind = f"{self._url}/{path}", type(problem).__name__
         status = vars(problem).get("status")
-        if isinstance(problem, FileNotFoundError | NotADirectoryError):
+        if isinstance(problem, FileNotFoundError | NotADirectoryError) or status in _ABSENT:
             return error(Stage.REMOTE, Code.ARTIFACT_MISSING, f"there is no {where}", path=path)
         if isinstance(problem, TimeoutError):
             text = f"could not {doing} {where} within {self._timeout_s} s; try again later or raise remote.timeout_s"
@@ -130,22 +163,25 @@ class FsspecRemote:
 def open_remote(policy: RemotePolicy) -> FsspecRemote:
     """Open a remote; makes no request.
 
-    Raises HostWeightsError: invalid_config for a URL with credentials or a query in it, and for an unknown scheme;
-    unsupported when fsspec or the scheme's package is not installed.
+    Raises HostWeightsError: invalid_config without a URL, for one with credentials or a query in it, and for an unknown
+    scheme; unsupported when fsspec or the scheme's package is not installed.
     """
-    _check_url(policy.url)
-    scheme = urlsplit(policy.url).scheme
+    url = policy.url
+    if url is None:
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, "no remote is configured; set remote.url")
+    _check_url(url)
+    scheme = urlsplit(url).scheme
     try:
         from fsspec.core import url_to_fs
 
-        filesystem, root = url_to_fs(policy.url)
+        filesystem, root = url_to_fs(url)
     except ImportError as missing:
-        text = f"{policy.url} needs a package that is not installed ({missing.name or scheme}): pip install "
+        text = f"{url} needs a package that is not installed ({missing.name or scheme}): pip install "
         raise error(Stage.REMOTE, Code.UNSUPPORTED, text + f"'hostweights[remote]' and fsspec's for {scheme}") from None
     except ValueError:
         text = f"fsspec knows no scheme {scheme!r}; expected a URL such as s3://bucket/weights or file:///srv/weights"
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, text) from None
-    return FsspecRemote(filesystem, root, policy)
+    return FsspecRemote(filesystem, root, url, policy.timeout_s)
 
 
 def _check_url(url: str) -> None:

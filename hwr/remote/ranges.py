@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from ...messages.budget import Budget
-from ...messages.failure import HostWeightsError
+from ...messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Remote
 
 CHUNK_BYTES: Final = 8 * 1024**2
@@ -31,7 +31,20 @@ class RangeReader:
         self._pool = pool
 
     def chunks(self, path: str, start: int, end: int) -> Iterator[bytes]:
-        """The bytes from ``start`` to ``end``, in order; raises what the last attempt at a chunk raised."""
+        """The bytes from ``start`` to ``end``, in order; raises what the last attempt at a chunk raised.
+
+        A server that knows no ranges is asked for the whole file, of which what comes before ``start`` is let go.
+        """
+        try:
+            for chunk in self._ranges(path, start, end):
+                yield chunk
+                start += len(chunk)
+        except HostWeightsError as failed:
+            if failed.code is not Code.UNSUPPORTED:
+                raise
+        yield from self._streamed(path, start, end)
+
+    def _ranges(self, path: str, start: int, end: int) -> Iterator[bytes]:
         waiting: deque[Future[bytes]] = deque()
         position = start
         try:
@@ -44,6 +57,35 @@ class RangeReader:
         finally:
             for future in waiting:
                 future.cancel()
+
+    def _streamed(self, path: str, start: int, end: int) -> Iterator[bytes]:
+        """What is left of a range, from whole files; an attempt that brought something new is not counted."""
+        attempt = 0
+        while start < end:
+            begun = start
+            try:
+                for chunk in self._wanted(path, start, end):
+                    yield chunk
+                    start += len(chunk)
+                if start < end:
+                    text = f"{path}: the file ended at {start}, expected {end} bytes"
+                    raise error(Stage.REMOTE, Code.IO_ERROR, text, retryable=True, path=path)
+            except HostWeightsError as failed:
+                attempt = 1 if start > begun else attempt + 1
+                self._pause(failed, attempt)
+
+    def _wanted(self, path: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes from ``start`` to ``end`` of one answer with the whole file."""
+        position = 0
+        with closing(self._remote.stream(path)) as answer:
+            for chunk in answer:
+                self._budget.check()
+                wanted = chunk[max(0, start - position) : end - position]
+                position += len(chunk)
+                if wanted:
+                    yield wanted
+                if position >= end:
+                    return
 
     def whole(self, path: str, limit_bytes: int, check: Callable[[bytes], None] = _accept) -> bytes:
         """A small file, with the same patience; also with what ``check`` raises about its bytes."""

@@ -2,9 +2,9 @@
 
 Run as ``python http_remote.py DIRECTORY FAULT...``: prints its port, then serves until its standard input ends. Each
 fault is used up by one request for a payload file, in order: ``reset`` breaks the connection in the middle,
-``truncate`` ends the answer early, ``wrong`` flips a byte, ``stall`` sends nothing until the server ends, ``whole``
-ignores the range, ``denied`` answers 403, ``broken`` 500. ``NAME*`` repeats a fault for ever. ``GET /__requests`` tells
-how many payload requests came, with how many payload bytes sent.
+``truncate`` ends the answer early, ``wrong`` flips a byte, ``stall`` sends nothing until the server ends, ``denied``
+answers 403, ``broken`` 500. ``NAME*`` repeats a fault for ever. With ``no-ranges`` first, the server ignores ranges.
+``GET /__requests`` tells how many payload requests came, with how many payload bytes sent.
 """
 
 import re
@@ -28,6 +28,7 @@ class Faulty(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
     faults: list[str]
+    ranges = True
     lock = threading.Lock()
     stalling = threading.Event()
     requests = 0
@@ -48,7 +49,7 @@ class Faulty(BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         start, end = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
         fault = self._next_fault() if file.name.endswith(".safetensors") else ""
-        if fault == "whole":
+        if not self.ranges:
             start, end, asked = 0, size, None
         with file.open("rb") as opened:
             opened.seek(start)
@@ -97,7 +98,8 @@ class Faulty(BaseHTTPRequestHandler):
 
 def serve(root: Path, faults: list[str]) -> None:
     """Serve until standard input ends."""
-    Faulty.root, Faulty.faults = root, faults
+    Faulty.ranges = faults[:1] != ["no-ranges"]
+    Faulty.root, Faulty.faults = root, faults if Faulty.ranges else faults[1:]
     server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"{server.server_address[1]}\n")

@@ -99,7 +99,6 @@ def test_A16_one_fault_costs_one_more_request(remote: Path, store: LocalStore, f
         ("reset*", Code.IO_ERROR),
         ("truncate*", Code.IO_ERROR),
         ("broken*", Code.IO_ERROR),
-        ("whole*", Code.IO_ERROR),
         ("wrong*", Code.CHECKSUM_MISMATCH),
         ("denied*", Code.PERMISSION_DENIED),
     ],
@@ -114,6 +113,46 @@ def test_A16_a_fault_that_stays_is_typed_and_nothing_is_visible(
     assert "secret" not in repr((failed.value.__cause__, failed.value.__context__))
     assert isinstance(miss(store), Miss)
     assert not list((store.root / "staging").iterdir())
+
+
+@pytest.mark.parametrize("faults", [(), ("reset",), ("truncate", "broken"), ("wrong",), ("", "", "reset", "reset")])
+def test_A16_a_server_without_ranges_gives_the_artifact_too(
+    remote: Path, store: LocalStore, faults: tuple[str, ...]
+) -> None:
+    with http_remote(remote, "no-ranges", *faults) as url:
+        assert_right_values(fetched(store, url))
+    hit(store, Validation.FULL).close()
+
+
+def test_A16_without_ranges_no_answer_is_held_whole(remote: Path) -> None:
+    (file,) = payload_files(remote)
+    path = str(file.relative_to(remote))
+    with http_remote(remote, "no-ranges") as url:
+        port = open_remote(policy(url))
+        assert port.read(path, 0, 1024) == file.read_bytes()[:1024]
+        with pytest.raises(HostWeightsError, match="knows no ranges") as refused:
+            port.read(path, 1024, 1024)
+        assert refused.value.code is Code.UNSUPPORTED
+        assert b"".join(port.stream(path)) == file.read_bytes()
+
+
+def test_A16_without_ranges_what_came_right_is_kept_too(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, *[""] * 6, "broken*") as url, pytest.raises(HostWeightsError):
+        fetch(store, url)
+    (received,) = payload_files(store.root / "downloads")
+    assert received.stat().st_size >= 4 * 1024
+    with http_remote(remote, "no-ranges", "broken*") as url, pytest.raises(HostWeightsError) as failed:
+        fetch(store, url)
+    assert failed.value.code is Code.IO_ERROR
+    with http_remote(remote, "no-ranges") as url:
+        assert_right_values(fetched(store, url))
+
+
+def test_A16_a_server_without_ranges_that_sends_nothing_is_a_typed_timeout(remote: Path) -> None:
+    (file,) = payload_files(remote)
+    with http_remote(remote, "no-ranges", "stall*") as url, pytest.raises(HostWeightsError) as failed:
+        list(open_remote(policy(url, timeout_s=0.2)).stream(str(file.relative_to(remote))))
+    assert failed.value.code is Code.DEADLINE_EXCEEDED
 
 
 def test_A16_a_server_that_sends_nothing_is_a_typed_timeout(remote: Path, store: LocalStore) -> None:
