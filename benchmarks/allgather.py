@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch import nn
 
 from benchmarks.results_format import Goal, Results
 from benchmarks.stream_model import Shape, Transformer, write_checkpoint
-from hostweights import Config, Mode, ProductionPolicy, open_sync
+from hostweights import Config, Mode, PackingPolicy, ProductionPolicy, open_sync
 
 Row = dict[str, object]
 
@@ -27,7 +28,7 @@ TOKENS = (1024, 4096, 16384)
 SMALL = (Shape(blocks=4, hidden=256, head=64), (16, 32, 64))
 CPU_RANKS = 4
 DEADLINE_S = 5.0
-STREAMED = ("rank-local", "allgather", "auto")
+STREAMED = ("rank-local", "allgather", "auto", "packed allgather")
 
 
 def run() -> Results:
@@ -52,13 +53,16 @@ class Suite:
         self.heard: list[dict[str, object]] = []
 
     def prepare(self) -> None:
-        """Write the checkpoint and publish it."""
+        """Write the checkpoint and publish it, plain and packed."""
         device = "cuda:0" if self.kind == "cuda" else "cpu"
         size_bytes = write_checkpoint(self.factory, self.checkpoint, device)
-        policy = ProductionPolicy(build_before_load=True)
-        with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED, production=policy)) as host:
-            host.unload(host.load(self.factory, self.checkpoint))
-        self._keep({"method": "published", "bytes": size_bytes, "ranks": self.ranks, "device": self.kind})
+        for packing in (PackingPolicy.OFF, PackingPolicy.ON):
+            began_s = time.perf_counter()
+            policy = ProductionPolicy(build_before_load=True, packing=packing)
+            with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED, production=policy)) as host:
+                host.unload(host.load(self.factory, self.checkpoint))
+            taken_s = time.perf_counter() - began_s
+            self._keep({"method": f"published, packing {packing.value}", "bytes": size_bytes, "seconds": taken_s})
 
     def run_ranks(self) -> None:
         """One process a rank; each step is a row once every rank has told it."""
@@ -125,11 +129,18 @@ class Suite:
         goals.append(Goal(id=f"faster-{fewest}", goal=f">= {wanted} x rank-local", value=faster, met=faster >= wanted))
         return goals
 
-    def _limit(self, tokens: int) -> float:
+    def _share(self, step: str) -> float:
+        """How many bytes travel for one of a block."""
+        attached = self._said(f"{step}, attach")[0]
+        return (
+            _number(attached["packed_bytes"]) / _number(attached["plain_bytes"]) if "packed_bytes" in attached else 1.0
+        )
+
+    def _limit(self, tokens: int, share: float = 1.0) -> float:
         link = min(_number(each["bytes_per_s"]) for each in self._said("link"))
         gather_s = max(_number(each["seconds"]) for each in self._said("gather"))
         copied_s = self.shape.blocks * self.shape.block_bytes / self.ranks / link
-        return max(self._seconds("resident", tokens), copied_s, self.shape.blocks * gather_s)
+        return max(self._seconds("resident", tokens), share * copied_s, share * self.shape.blocks * gather_s)
 
     def _seconds(self, step: str, tokens: int) -> float:
         found = [_number(each["seconds"]) for each in self._said(step) if each["tokens"] == tokens]
@@ -156,7 +167,8 @@ class Suite:
             if name not in {"step", "rank"}:
                 row[name] = _joined(name, [each[name] for each in same if name in each])
         if newest["step"] in STREAMED and self.kind == "cuda":
-            row["limit"] = round(_number(row["seconds"]) / self._limit(int(_number(newest["tokens"]))), 4)
+            limit_s = self._limit(int(_number(newest["tokens"])), self._share(str(newest["step"])))
+            row["limit"] = round(_number(row["seconds"]) / limit_s, 4)
         self._keep(row)
 
     def _keep(self, row: Row) -> None:

@@ -21,14 +21,26 @@ from torch import nn
 
 from benchmarks.stream_model import Shape, Transformer, sample
 from benchmarks.stream_timing import Timing, link_bytes_per_s, mapped_bytes, measure, settle
-from hostweights import Config, HostWeightsError, Mode, SyncHostWeights, WeightGroup, open_sync
+from hostweights import (
+    Config,
+    HostWeightsError,
+    Mode,
+    PackingPolicy,
+    ProductionPolicy,
+    SyncHostWeights,
+    WeightGroup,
+    open_sync,
+)
 from hostweights.dlo.gather import RankGroup
 from hostweights.dlo.gather.collective import open_collective
 from hostweights.dlo.gather.cut import Cut
 
 KILL_DEADLINE_S = 5.0
-WARM_CHOICE = 9
-"""Forwards until both ways were tried twice and the ranks agreed."""
+PACKED = ProductionPolicy(packing=PackingPolicy.ON)
+WARM_PACKED = 4
+"""Forwards until it is known how fast blocks are to be unpacked."""
+WARM_CHOICE = 16
+"""Forwards until both ways were tried twice and the ranks agreed, once registration has ended."""
 
 
 class Rank:
@@ -83,7 +95,9 @@ class Rank:
         dist.barrier()
         began_s = time.perf_counter()
         attachment = host.attach(loaded, device=self.device, gather=group)
-        self.say(f"{step}, attach", seconds=time.perf_counter() - began_s)
+        packing = host.ring(attachment).packing
+        packed = {} if packing is None else {"packed_bytes": packing.packed_bytes, "plain_bytes": packing.plain_bytes}
+        self.say(f"{step}, attach", seconds=time.perf_counter() - began_s, **packed)
         with torch.inference_mode():
             self.forwards(step, loaded.module, warm=warm)
         dist.barrier()
@@ -162,6 +176,9 @@ def main() -> None:
         rank.streamed(host, "rank-local", None, 1)
         rank.streamed(host, "allgather", rank.group, 1)
         rank.streamed(host, "auto", replace(rank.group, choose=True), WARM_CHOICE)
+    with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=PACKED)) as host:
+        rank.streamed(host, "packed allgather", rank.group, WARM_PACKED)
+    with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
         rank.killed(host)
     os._exit(0)  # the default group would wait for the rank that is gone
 

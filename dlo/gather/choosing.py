@@ -7,21 +7,25 @@ from itertools import pairwise
 
 import torch
 
-from ...messages.transport import RegistrationInfo
+from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, Stream
 from ..transfer import Marker, Transfer, settle
 from .choice import Choice, Mode
 from .session import Session
-from .transfer import GatherTransfer
+from .transfer import Ended, GatherTransfer
 
 _LOG = logging.getLogger("hostweights")
 
 
 class _Round:
-    """One pass over as many blocks as the model has, all in one mode; ``agreed`` passes when its time is agreed on."""
+    """One pass over as many blocks as the model has, all in one mode; ``agreed`` passes when its time is agreed on.
 
-    def __init__(self, mode: Mode) -> None:
+    A round that began while memory was being registered has no time: later ones will be faster.
+    """
+
+    def __init__(self, mode: Mode, *, steady: bool) -> None:
         self.mode = mode
+        self.steady = steady
         self.ends: list[Event] = []
         self.agreed: Event | None = None
         self.block_s: float | None = None
@@ -44,13 +48,17 @@ class ChoosingTransfer:
         self._session = session
         self._blocks = blocks
         self._choice = Choice()
-        self._round = _Round(self._choice.mode)
+        self._round = _Round(self._choice.mode, steady=False)
         self._last: _Round | None = None
 
-    @property
-    def choice(self) -> Choice:
+    def gathering(self) -> GatheringInfo:
         """What was measured and decided."""
-        return self._choice
+        return GatheringInfo(
+            mode=self._round.mode.value,
+            settled=self._choice.settled,
+            gathered_block_s=self._choice.seconds(Mode.GATHERED),
+            local_block_s=self._choice.seconds(Mode.LOCAL),
+        )
 
     @property
     def ahead(self) -> int:
@@ -59,9 +67,15 @@ class ChoosingTransfer:
 
     def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
         """By the mode of the round."""
+        before: tuple[Event, ...] = ()
         if len(self._round.ends) == self._blocks:
+            ended, newest = self._round.mode, self._round.ends[-1]
             self._turn()
-        event = self._now.issue(block, slot, after, began)
+            if self._round.mode is not ended:
+                # A slot may still be on its way for a block that nobody wants any more. Within a mode streams keep
+                # the order of such a copy and the next into its slot; between the modes nothing else does.
+                before = (Ended(newest),)
+        event = self._now.issue(block, slot, (*after, *before), began)
         self._round.ends.append(event)
         return event
 
@@ -101,11 +115,14 @@ class ChoosingTransfer:
         self._gathers.run(lambda: self._agree(done))
         done.agreed = self._gathers.record()
         self._last = done
-        self._round = _Round(self._choice.mode)
+        registration = self._whole.registration()
+        steady = registration is None or registration.state != "running"
+        self._round = _Round(self._choice.mode, steady=steady)
 
     def _agree(self, done: _Round) -> None:
         """The slowest rank's time is everybody's."""
-        found = self._session.slowest(self._measure(done.ends))
+        measured_s = self._measure(done.ends)
+        found = self._session.slowest(measured_s if done.steady else None)
         done.block_s = found
         done.ends = []
 
