@@ -1,7 +1,7 @@
 """One rank of the suite ``allgather``: the same steps on every rank, a JSON line for each.
 
-Arguments: store root, checkpoint, ``cuda`` or ``cpu``, blocks, hidden, head, then the token counts. RANK, WORLD_SIZE
-and RENDEZVOUS (a file) come from the environment.
+Arguments: ``plain`` or ``packed``, store root, checkpoint, ``cuda`` or ``cpu``, blocks, hidden, head, then the token
+counts. RANK, WORLD_SIZE and RENDEZVOUS (a file) come from the environment.
 """
 
 import gc
@@ -78,12 +78,12 @@ class Rank:
         collective.close()
         ranks.close()
 
-    def resident(self) -> None:
+    def resident(self, step: str) -> None:
         """The whole model on the device."""
         with torch.device("meta"):
             module: nn.Module = Transformer(self.shape)
         module.load_state_dict(load_file(self.checkpoint, device=self.device), assign=True)
-        self.forwards("resident", module.requires_grad_(False).eval(), warm=1)
+        self.forwards(step, module.requires_grad_(False).eval(), warm=1)
         del module
         gc.collect()
         if self.device != "cpu":
@@ -160,8 +160,8 @@ def _code(call: Callable[[], object]) -> str:
 
 def main() -> None:
     """All steps, in the order that shows most first."""
-    root, checkpoint, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    blocks, hidden, head, *tokens = (int(each) for each in sys.argv[4:])
+    part, root, checkpoint, kind = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    blocks, hidden, head, *tokens = (int(each) for each in sys.argv[5:])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     dist.init_process_group(
         "gloo",
@@ -170,15 +170,17 @@ def main() -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     rank = Rank(root, checkpoint, kind, Shape(blocks, hidden, head), tuple(tokens))
+    if part == "packed":
+        rank.resident("resident, again")
+        with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=PACKED)) as host:
+            rank.streamed(host, "packed allgather", rank.group, WARM_PACKED)
+        return
     rank.limits()
-    rank.resident()
+    rank.resident("resident")
     with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
         rank.streamed(host, "rank-local", None, 1)
         rank.streamed(host, "allgather", rank.group, 1)
         rank.streamed(host, "auto", replace(rank.group, choose=True), WARM_CHOICE)
-    with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=PACKED)) as host:
-        rank.streamed(host, "packed allgather", rank.group, WARM_PACKED)
-    with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
         rank.killed(host)
     os._exit(0)  # the default group would wait for the rank that is gone
 

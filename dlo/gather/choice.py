@@ -9,7 +9,10 @@ from typing import Final
 MEASURED: Final = 2
 """Rounds measured in a mode, of which the best counts: what disturbs a round makes it longer, never shorter."""
 CHANGED: Final = 1.2
-"""Rounds that take this much longer or shorter than at the decision are of other forwards: both ways are tried anew."""
+"""Rounds that take this much longer or shorter than at the decision may be of other forwards."""
+PATIENCE: Final = 2
+"""So many in a row are, and both ways are tried anew; twice as many each time that changed nothing, on a noisy host."""
+MOST_PATIENCE: Final = 64
 
 
 class Mode(Enum):
@@ -27,6 +30,9 @@ class Choice:
         self._found: dict[Mode, float] = {}
         self._times: list[float] = []
         self._settled = False
+        self._before: Mode | None = None  # what was decided before the trial that is on
+        self._patience = PATIENCE
+        self._others = 0  # rounds in a row that look like other forwards
 
     @property
     def settled(self) -> bool:
@@ -45,12 +51,14 @@ class Choice:
             self._times.append(block_s)
             if len(self._times) > MEASURED:
                 self._tried(min(self._times[1:]))
-        elif self._times and not self._found[mode] / CHANGED <= block_s <= self._found[mode] * CHANGED:
-            self._found.clear()
-            self._times = []
-            self._settled = False
         else:
-            self._times = [block_s]  # the first round after the decision warms up as well
+            self._watch(self._found[mode], block_s)
+
+    def _watch(self, found_s: float, block_s: float) -> None:
+        self._others = 0 if found_s / CHANGED <= block_s <= found_s * CHANGED else self._others + 1
+        if self._others > self._patience:  # one more: the first round after a decision warms up
+            self._found.clear()
+            self._before, self._settled, self._others = self.mode, False, 0
 
     def _tried(self, block_s: float) -> None:
         self._found[self.mode] = block_s
@@ -61,3 +69,5 @@ class Choice:
         else:
             self.mode = min(Mode, key=lambda mode: self._found[mode])
             self._settled = True
+            unchanged = self.mode is self._before
+            self._patience = min(MOST_PATIENCE, 2 * self._patience) if unchanged else PATIENCE

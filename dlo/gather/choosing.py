@@ -31,27 +31,43 @@ class _Round:
         self.block_s: float | None = None
 
 
-class ChoosingTransfer:
-    """Sends whole blocks by ``whole`` or by ``gathered``; both copy by the same transfer.
+class Rounds:
+    """The rounds of an attached model, whatever its backings: ranks may move to new ones at different moments.
 
     The times of a round travel while the next one runs, and count from the one after that: nobody waits for them, and
     all ranks change over at the same block.
     """
 
-    def __init__(
-        self, device: Device, whole: Transfer, gathered: GatherTransfer, gathers: Stream, session: Session, blocks: int
-    ) -> None:
+    def __init__(self, device: Device, gathers: Stream, session: Session, blocks: int) -> None:
         self._device = device
-        self._whole = whole
-        self._gathered = gathered
         self._gathers = gathers
         self._session = session
         self._blocks = blocks
         self._choice = Choice()
         self._round = _Round(self._choice.mode, steady=False)
         self._last: _Round | None = None
+        self._before: Event | None = None  # the last block's end in the mode that was left, until one waited for it
 
-    def gathering(self) -> GatheringInfo:
+    @property
+    def mode(self) -> Mode:
+        """Of the round that runs."""
+        return self._round.mode
+
+    def next(self, registration: RegistrationInfo | None) -> tuple[Event, ...]:
+        """A block is about to be issued; it must wait for these events, beside its own.
+
+        The modes write slots on different streams: a copy that nobody wants any more may be on its way into the slot.
+        """
+        if len(self._round.ends) == self._blocks:
+            self._turn(steady=registration is None or registration.state != "running")
+        return () if self._before is None else (Ended(self._before),)
+
+    def issued(self, end: Event) -> None:
+        """The block was issued, and ``end`` is when it is there."""
+        self._before = None
+        self._round.ends.append(end)
+
+    def info(self) -> GatheringInfo:
         """What was measured and decided."""
         return GatheringInfo(
             mode=self._round.mode.value,
@@ -60,49 +76,12 @@ class ChoosingTransfer:
             local_block_s=self._choice.seconds(Mode.LOCAL),
         )
 
-    @property
-    def ahead(self) -> int:
-        """Of the mode that is on."""
-        return self._now.ahead
-
-    def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
-        """By the mode of the round."""
-        before: tuple[Event, ...] = ()
-        if len(self._round.ends) == self._blocks:
-            ended, newest = self._round.mode, self._round.ends[-1]
-            self._turn()
-            if self._round.mode is not ended:
-                # A slot may still be on its way for a block that nobody wants any more. Within a mode streams keep
-                # the order of such a copy and the next into its slot; between the modes nothing else does.
-                before = (Ended(newest),)
-        event = self._now.issue(block, slot, (*after, *before), began)
-        self._round.ends.append(event)
-        return event
-
-    def expect(self, blocks: Sequence[int]) -> None:
-        """Prepare by the mode of the round."""
-        self._now.expect(blocks)
-
-    def forget(self) -> None:
-        """Both prepare anew."""
-        self._gathered.forget()
-        self._whole.forget()
-
-    def registration(self) -> RegistrationInfo | None:
-        """Of the blocks and their parts together."""
-        return self._whole.registration()
-
-    def close(self) -> None:
-        """Both."""
+    def settle(self) -> None:
+        """Wait for the times that are under way."""
         if self._last is not None and self._last.agreed is not None:
             settle(self._last.agreed)
-        self._gathered.close()
 
-    @property
-    def _now(self) -> Transfer:
-        return self._gathered if self._round.mode is Mode.GATHERED else self._whole
-
-    def _turn(self) -> None:
+    def _turn(self, *, steady: bool) -> None:
         """A round is over: take in the one before, whose time all ranks know by now, and send this one's."""
         last, done = self._last, self._round
         if last is not None and last.agreed is not None:
@@ -112,11 +91,11 @@ class ChoosingTransfer:
             if self._choice.settled and not was_settled:
                 times = {mode.value: f"{(self._choice.seconds(mode) or 0.0) * 1e3:.2f} ms" for mode in Mode}
                 _LOG.info("blocks travel %s from now on: a block took %s", self._choice.mode.value, times)
+        if done.mode is not self._choice.mode:
+            self._before = done.ends[-1]
         self._gathers.run(lambda: self._agree(done))
         done.agreed = self._gathers.record()
         self._last = done
-        registration = self._whole.registration()
-        steady = registration is None or registration.state != "running"
         self._round = _Round(self._choice.mode, steady=steady)
 
     def _agree(self, done: _Round) -> None:
@@ -135,3 +114,50 @@ class ChoosingTransfer:
         except Exception:  # noqa: BLE001 - a copy failed, which the forward is told; its time means nothing
             return None
         return statistics.median(gaps) if gaps else None
+
+
+class ChoosingTransfer:
+    """Sends whole blocks by ``whole`` or by ``gathered``, as ``rounds`` says; both copy by the same transfer."""
+
+    def __init__(self, whole: Transfer, gathered: GatherTransfer, rounds: Rounds) -> None:
+        self._whole = whole
+        self._gathered = gathered
+        self._rounds = rounds
+
+    @property
+    def ahead(self) -> int:
+        """Of the mode that is on."""
+        return self._now.ahead
+
+    def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
+        """By the mode of the round."""
+        before = self._rounds.next(self._whole.registration())
+        event = self._now.issue(block, slot, (*after, *before), began)
+        self._rounds.issued(event)
+        return event
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Prepare by the mode of the round."""
+        self._now.expect(blocks)
+
+    def forget(self) -> None:
+        """Both prepare anew."""
+        self._gathered.forget()
+        self._whole.forget()
+
+    def registration(self) -> RegistrationInfo | None:
+        """Of the blocks and their parts together."""
+        return self._whole.registration()
+
+    def gathering(self) -> GatheringInfo:
+        """What was measured and decided."""
+        return self._rounds.info()
+
+    def close(self) -> None:
+        """Both."""
+        self._rounds.settle()
+        self._gathered.close()
+
+    @property
+    def _now(self) -> Transfer:
+        return self._gathered if self._rounds.mode is Mode.GATHERED else self._whole

@@ -8,7 +8,7 @@ from ...messages.transport import GatheringInfo, RegistrationPolicy
 from ..contract import Device, HostBacking, Stream
 from ..packed.contract import UnpackingBacking
 from ..transfer import RankLocal, Transfer, open_transfer
-from .choosing import ChoosingTransfer
+from .choosing import ChoosingTransfer, Rounds
 from .collective import Collective, open_collective
 from .cut import Cut
 from .ranks import JOIN_S, RankGroup
@@ -40,6 +40,7 @@ class Gathering:
         self._collective: Collective | None = None
         self._session: Session | None = None
         self._gathers: Stream | None = None
+        self._rounds: Rounds | None = None
         self._opened: GatherTransfer | ChoosingTransfer | None = None
 
     @property
@@ -94,7 +95,11 @@ class Gathering:
         ranks, count = self._ranks, len(backing.blocks)
         first = count if self._choose else 0
         gathered = GatherTransfer(backing, device, parts, first, gathers, session, ranks.rank, ranks.size)
-        return ChoosingTransfer(device, parts, gathered, gathers, session, count) if self._choose else gathered
+        if not self._choose:
+            return gathered
+        if self._rounds is None:
+            self._rounds = Rounds(device, gathers, session, count)
+        return ChoosingTransfer(parts, gathered, self._rounds)
 
     def _meet(self, backing: HostBacking, device: Device) -> None:
         if self._gathers is not None:

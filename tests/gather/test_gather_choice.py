@@ -1,8 +1,41 @@
 """The automatic choice between gathering and whole blocks."""
 
+import random
+import threading
+
 import pytest
 
+from hostweights.dlo import open_device
 from hostweights.dlo.gather.choice import MEASURED, Choice, Mode
+from hostweights.dlo.gather.choosing import Rounds
+from hostweights.dlo.gather.session import Session
+from hostweights.messages.transport import RegistrationInfo
+
+
+class Passing:
+    """An event that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+
+    def done(self) -> bool:
+        return self.passed.is_set()
+
+    def synchronize(self) -> None:
+        self.passed.wait()
+
+
+class Agreeing(Session):
+    """Ranks that agree on one second whatever this one measured."""
+
+    asked: float | None = None
+
+    def __init__(self) -> None:
+        """Nobody to meet."""
+
+    def slowest(self, seconds: float | None) -> float | None:
+        self.asked = seconds
+        return 1.0
 
 
 def tell(choice: Choice, times: dict[Mode, float], rounds: int) -> list[Mode]:
@@ -53,3 +86,50 @@ def test_C4_one_disturbed_round_decides_nothing() -> None:
         choice.round(Mode.LOCAL, block_s)
     assert (choice.mode, choice.settled) == (Mode.GATHERED, True)
     assert choice.seconds(Mode.GATHERED) == 1.0
+
+
+def test_C4_a_slot_is_not_written_in_the_new_mode_while_the_old_one_may_still_write_it() -> None:
+    device = open_device("cpu")
+    rounds = Rounds(device, device.stream("gathers"), Agreeing(), blocks=2)
+    newest, mode, changes = Passing(), rounds.mode, 0
+    for _ in range(40):
+        before = rounds.next(None)
+        assert len(before) == (rounds.mode is not mode)
+        for event in before:
+            assert not event.done()
+            changes += 1
+        mode = rounds.mode
+        newest.passed.set()
+        assert all(event.done() for event in before)
+        newest = Passing()
+        rounds.issued(newest)
+    newest.passed.set()
+    assert changes
+    rounds.settle()
+    device.close()
+
+
+def test_C4_rounds_that_began_during_registration_are_not_measured() -> None:
+    device = open_device("cpu")
+    session = Agreeing()
+    rounds = Rounds(device, device.stream("gathers"), session, blocks=2)
+    asked: set[float | None] = set()
+    for state in ["running"] * 8 + ["complete"] * 8:
+        rounds.next(RegistrationInfo(state=state))
+        event = device.compute_record()
+        rounds.issued(event)
+        rounds.settle()
+        if state == "running":
+            asked.add(session.asked)
+    assert asked == {None}
+    assert session.asked is not None
+    device.close()
+
+
+def test_C4_noise_is_tried_ever_more_rarely() -> None:
+    choice, noise, trials = Choice(), random.Random(0), 0
+    for _ in range(5000):
+        settled = choice.settled
+        choice.round(choice.mode, noise.choice([1.0, 2.0]) if settled else 1.0)
+        trials += settled and not choice.settled
+    assert 1 <= trials <= 8
