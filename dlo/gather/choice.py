@@ -28,6 +28,7 @@ class Choice:
     def __init__(self) -> None:
         self.mode = Mode.GATHERED
         self._found: dict[Mode, float] = {}
+        self._known: dict[Mode, float] = {}
         self._times: list[float] = []
         self._settled = False
         self._before: Mode | None = None  # what was decided before the trial that is on
@@ -40,8 +41,8 @@ class Choice:
         return self._settled
 
     def seconds(self, mode: Mode) -> float | None:
-        """What a block took in a mode, at the last trial."""
-        return self._found.get(mode)
+        """What a block took in a mode, at the last trial of both."""
+        return self._known.get(mode)
 
     def round(self, mode: Mode, block_s: float | None) -> None:
         """A round in ``mode`` took ``block_s`` a block, None if that says nothing; ``mode`` may change by it."""
@@ -68,6 +69,6 @@ class Choice:
             self.mode = other
         else:
             self.mode = min(Mode, key=lambda mode: self._found[mode])
-            self._settled = True
+            self._known, self._settled = dict(self._found), True
             unchanged = self.mode is self._before
             self._patience = min(MOST_PATIENCE, 2 * self._patience) if unchanged else PATIENCE
