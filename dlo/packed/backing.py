@@ -9,8 +9,7 @@ import torch
 from ...messages.plan import BlockPlan
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, Stream
-from ..transfer import StagedTransfer, Transfer
-from .contract import OpenTransfer
+from ..transfer import Transfer, Way
 from .decoders import Unpack, open_decoder
 from .plan import PLAIN, PackedBlock, PackedTensor
 from .stand_ins import stand_ins
@@ -111,14 +110,18 @@ class PackedBacking:
             for tensor, stored in zip(packed.tensors, packed.stored, strict=True)
         }
 
-    def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy
-    ) -> Transfer:
-        """Copy packed bytes and unpack on the device, or unpack into staging."""
-        if self._staged:
-            return StagedTransfer(self, device, copies)
-        inner = plain(self.extents, device, copies, policy)
-        return PackedTransfer(inner, device, self._packed, lambda: open_decoder(device, self._packed, self._unpack))
+    @property
+    def travels_packed(self) -> bool:
+        """Unless staged."""
+        return not self._staged
+
+    def open_transfer(self, way: Way, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """Bring packed bytes by ``way`` and unpack on the device."""
+        inner = way.open(self.extents, device, copies, policy)
+        blocks, staging_bytes = self._packed, way.slot_bytes(max(block.packed_bytes for block in self._packed))
+        return PackedTransfer(
+            inner, device, blocks, lambda: open_decoder(device, blocks, self._unpack), staging_bytes=staging_bytes
+        )
 
     def close(self) -> None:
         """Drop every view, then let the lease go. Idempotent."""

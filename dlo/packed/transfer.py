@@ -11,10 +11,8 @@ from typing import Final
 
 import torch
 
-from ...messages.plan import TENSOR_ALIGNMENT_BYTES
 from ...messages.transport import PackingInfo, RegistrationInfo
 from ..contract import Device, Event
-from ..layout import round_up
 from ..transfer import Marker, Transfer, settle
 from .decoders import Decoder
 from .pace import Pace
@@ -47,9 +45,18 @@ class PackedTransfer:
     """Implements ``transfer.Transfer`` over one that moves the packed bytes."""
 
     def __init__(
-        self, inner: Transfer, device: Device, blocks: Sequence[PackedBlock], decoder: Callable[[], Decoder]
+        self,
+        inner: Transfer,
+        device: Device,
+        blocks: Sequence[PackedBlock],
+        decoder: Callable[[], Decoder],
+        *,
+        staging_bytes: int,
     ) -> None:
-        """Takes over ``inner``, also when it raises: no device memory, or no decoder."""
+        """Takes over ``inner``, also when it raises: no device memory, or no decoder.
+
+        ``staging_bytes`` is what ``inner`` needs of a slot for the largest packed block.
+        """
         self._inner = inner
         self._device = device
         self._blocks = tuple(blocks)
@@ -57,9 +64,8 @@ class PackedTransfer:
         self._trips: deque[_Trip] = deque()
         self._copied_bytes = 0
         try:
-            largest = round_up(max(block.packed_bytes for block in blocks), TENSOR_ALIGNMENT_BYTES)
             count = min(STAGING_SLOTS, len(blocks))
-            self._staging = [_Staging(device.allocate(largest)) for _ in range(count)]
+            self._staging = [_Staging(device.allocate(staging_bytes)) for _ in range(count)]
             self._decoder = decoder()
         except BaseException:
             inner.close()
