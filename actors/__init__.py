@@ -1,5 +1,6 @@
 """The actor runtime, the four actors, and the async API that embeds them in a serving engine."""
 
+from ..hwr.adapters import Adapter
 from ..hwr.models.bert import BERT_ENCODER
 from ..hwr.models.flux2_klein import FLUX2_KLEIN
 from ..hwr.models.minimax_h3 import MINIMAX_H3
@@ -18,6 +19,7 @@ __all__ = [
     "FLUX2_KLEIN",
     "MINIMAX_H3",
     "WHISPER",
+    "Adapter",
     "Attachment",
     "HostWeights",
     "LoadedModel",

@@ -13,6 +13,7 @@ import torch
 from anyio import to_thread
 
 from ..dlo.timeline import Timeline
+from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.base import Message
 from ..messages.config import Config, Mode
@@ -105,6 +106,7 @@ class HostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
+        adapter: Adapter | None = None,
         mode: Mode | None = None,
         together: WeightGroup | None = None,
         timeout_s: float | None = None,
@@ -114,13 +116,14 @@ class HostWeights:
         ``factory`` builds the module; it may be called more than once, and its parameters are never initialised.
         ``source`` is a safetensors file or a checkpoint directory. ``record`` says how checkpoint and module fit; by
         default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
-        module's class). With ``together`` all ranks of that group (tensor parallel ones, each with its own record's
-        ``for_rank``, or any others) call this, and all bind their leases or none does; ``mode disabled`` takes no part.
-        Raises HostWeightsError with the terminal failure of the resolution.
+        module's class). ``adapter`` is merged into the weights, which makes them another artifact. With ``together``
+        all ranks of that group (tensor parallel ones, each with its own record's ``for_rank``, or any others) call
+        this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
+        terminal failure of the resolution.
         """
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else mode
-        entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record)
+        entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
         if together is not None and len(together.ranks) > 1 and mode is not Mode.DISABLED:
             entry.agreement = Agreement(together.ranks, together.join_s)
         self._assembly.resources.models.put(model_id, entry)
@@ -130,6 +133,7 @@ class HostWeights:
             mode=mode,
             validation=self._config.validation,
             build_before_load=self._config.production.build_before_load,
+            fetch=self._config.remote.url is not None,
         )
         try:
             resolved = await self._loads.run(self._ask(RESOLVER, request, Resolved, timeout_s), f"load {model_id}")

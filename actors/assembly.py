@@ -10,7 +10,7 @@ from ..messages.config import Config
 from ..messages.failure import Code, Stage, error
 from ..messages.publisher import ListPublications, Publish
 from ..messages.resolver import Resolve
-from ..messages.store import Build, Leased, Leases, ListLeases, Lookup, ReadMemory, Release
+from ..messages.store import Build, Fetch, Leased, Leases, ListLeases, Lookup, ReadMemory, Release
 from ..messages.transport import (
     AnnounceForwards,
     Attach,
@@ -108,8 +108,8 @@ class Assembly:
             ActorSpec(
                 name=STORE,
                 create=partial(StoreActor, self._store_port),
-                accepts=(Lookup, Build, Release, ListLeases, ReadMemory),
-                concurrent=(Lookup, Build),
+                accepts=(Lookup, Fetch, Build, Release, ListLeases, ReadMemory),
+                concurrent=(Lookup, Fetch, Build),
                 undelivered=_take_back,
                 mailbox_limit=limit,
                 restart=RESTART,
@@ -117,10 +117,7 @@ class Assembly:
             ),
             ActorSpec(
                 name=RESOLVER,
-                create=partial(
-                    ResolverActor,
-                    LocalLoader(resources, self._store_port.digest_directory, self._config.production.packing),
-                ),
+                create=partial(ResolverActor, self._loader()),
                 accepts=(Resolve,),
                 concurrent=(Resolve,),
                 mailbox_limit=limit,
@@ -137,6 +134,11 @@ class Assembly:
                 workers=2,
             ),
         )
+
+    def _loader(self) -> LocalLoader:
+        config = self._config
+        digests = self._store_port.digest_directory
+        return LocalLoader(self.resources, digests, config.production.packing, config.representation)
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""

@@ -1,8 +1,8 @@
 """One resolution as a pure state machine: (state, what happened) -> (state, what to do next).
 
 The ResolverActor carries the commands out; nothing here waits, reads a clock or touches a file. A resolution walks
-identify -> look up -> (build) -> plan restore -> commit restore, and turns to canonical loading, a fresh canonical
-load or failure where the mode policy says so.
+identify -> look up -> (fetch) -> (build) -> plan restore -> commit restore, and turns to canonical loading, a fresh
+canonical load or failure where the mode policy says so.
 """
 
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ from ..messages.resolver import (
     RestorePlanned,
     StageFailed,
 )
-from ..messages.store import Build, Leased, Lookup, Missed, Release, Released
+from ..messages.store import Build, Fetch, Leased, Lookup, Missed, Release, Released
 
-Command = Identify | Lookup | Build | PlanRestore | CommitRestore | LoadCanonical | Release | Resolved
+Command = Identify | Lookup | Fetch | Build | PlanRestore | CommitRestore | LoadCanonical | Release | Resolved
 """What the shell does next; Resolved ends the resolution."""
 
 
@@ -38,6 +38,7 @@ class Phase(StrEnum):
 
     IDENTIFY = "identify"
     LOOKUP = "lookup"
+    FETCH = "fetch"
     BUILD = "build"
     PLAN = "plan"
     COMMIT = "commit"
@@ -48,6 +49,7 @@ class Phase(StrEnum):
 _STAGE_OF = {
     Phase.IDENTIFY: Stage.SOURCE,
     Phase.LOOKUP: Stage.LOOKUP,
+    Phase.FETCH: Stage.REMOTE,
     Phase.BUILD: Stage.PRODUCTION,
     Phase.PLAN: Stage.RESTORATION,
     Phase.COMMIT: Stage.RESTORATION,
@@ -125,26 +127,35 @@ def _look_up(state: Resolution, identity: ArtifactIdentity, now_s: float) -> Ste
 
 
 def _missed(state: Resolution, condemned: int, now_s: float) -> Step:
-    buildable = state.request.build_before_load and state.producer_id is not None
+    looked_afar = state.phase is Phase.FETCH
+    fetchable = state.request.fetch and not looked_afar
+    buildable = _buildable(state)
     if condemned:
-        condition = Condition.INVALID_BUILDABLE if buildable else Condition.INVALID
+        invalid = Condition.INVALID_BUILDABLE if buildable else Condition.INVALID
+        condition = Condition.INVALID_FETCHABLE if fetchable else invalid
     else:
-        condition = Condition.MISS_BUILDABLE if buildable else Condition.MISS
+        miss = Condition.MISS_BUILDABLE if buildable else Condition.MISS
+        condition = Condition.MISS_FETCHABLE if fetchable else miss
     failure = None
     if decide(state.request.mode, condition) is Action.FAIL:
         failure = error(
-            Stage.LOOKUP,
+            _STAGE_OF[state.phase],
             Code.ARTIFACT_MISSING,
-            f"no usable artifact {state.key} in the store ({condemned} condemned) and mode is required; publish it "
-            "first, allow production.build_before_load, or use mode preferred",
+            f"no usable artifact {state.key} in the store ({condemned} condemned){' or on the remote' * looked_afar} "
+            "and mode is required; publish it first, allow production.build_before_load, or use mode preferred",
             key=state.key,
             condemned=condemned,
         ).failure
     return _act(state, condition, failure, now_s)
 
 
+def _buildable(state: Resolution) -> bool:
+    return state.request.build_before_load and state.producer_id is not None
+
+
 def _leased(state: Resolution, leased: Leased, now_s: float) -> Step:
-    outcome = Outcome.LOCAL_BUILD if leased.built else Outcome.LOCAL_JOIN if leased.joined else Outcome.LOCAL_HIT
+    made = Outcome.LOCAL_FETCH if state.phase is Phase.FETCH else Outcome.LOCAL_BUILD
+    outcome = made if leased.built else Outcome.LOCAL_JOIN if leased.joined else Outcome.LOCAL_HIT
     lease_id = leased.lease.lease_id
     held = _attempt(state, _STAGE_OF[state.phase], Condition.HIT, Action.USE_LEASE, now_s)
     held = replace(held, lease_id=lease_id, outcome=outcome)
@@ -159,12 +170,18 @@ def _failed(state: Resolution, failure: Failure, now_s: float) -> Step:
         return _after_release(state, now_s)
     else:
         condition = condition_of(failure)
+        if condition is Condition.REMOTE_FAILED and _buildable(state):
+            condition = Condition.REMOTE_FAILED_BUILDABLE
     return _act(state, condition, failure, now_s)
 
 
 def _act(state: Resolution, condition: Condition, failure: Failure | None, now_s: float) -> Step:
     action = decide(state.request.mode, condition)
     state = _attempt(state, _STAGE_OF[state.phase], condition, action, now_s, failure)
+    if action is Action.FETCH and state.identity is not None:
+        request = state.request
+        command = Fetch(lease_id=request.lease_id, identity=state.identity, validation=request.validation)
+        return _enter(state, Phase.FETCH, now_s), command
     if action is Action.BUILD and state.identity is not None and state.producer_id is not None:
         return _enter(state, Phase.BUILD, now_s), Build(
             lease_id=state.request.lease_id,

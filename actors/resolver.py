@@ -18,7 +18,7 @@ from ..messages.resolver import (
     RestorePlanned,
     StageFailed,
 )
-from ..messages.store import Build, Lookup, Release
+from ..messages.store import Build, Fetch, Lookup, Release
 from . import resolution
 from .kernel.contract import Context
 
@@ -71,7 +71,7 @@ class ResolverActor:
     async def _carry_out(self, command: Message, context: Context) -> Message:
         try:
             match command:
-                case Lookup() | Build() | Release():
+                case Lookup() | Fetch() | Build() | Release():
                     return await context.ask(STORE, command)
                 case CommitRestore():
                     async with context.critical("restore"):

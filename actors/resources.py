@@ -17,8 +17,10 @@ from torch.distributed import ProcessGroup
 from ..dlo.contract import Device
 from ..dlo.discovery import BlockMap
 from ..dlo.streamer import Streamer
+from ..hwr.adapters import Adapter, OpenAdapter
 from ..hwr.checkpoint import Checkpoint
 from ..hwr.contract import Lease, Producer
+from ..hwr.fp8 import Fp8Model
 from ..hwr.gate import ForwardGate
 from ..hwr.ownership import Ownership, Survey
 from ..hwr.records import ModelRecord
@@ -92,7 +94,8 @@ class Prepared:
     """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
 
     ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``found`` is
-    the skeleton's survey, until its weights come in.
+    the skeleton's survey, until its weights come in. ``fp8`` says what the skeleton was before it was given FP8
+    weights, ``adapter`` is merged into what is read.
     """
 
     module: torch.nn.Module
@@ -100,6 +103,13 @@ class Prepared:
     ownership: Ownership
     found: Survey | None
     source: OpenSource | None = None
+    fp8: Fp8Model | None = None
+    adapter: OpenAdapter | None = None
+
+    @property
+    def stored(self) -> Ownership:
+        """What the model owned before it was given FP8 weights: what its checkpoint holds."""
+        return self.ownership if self.fp8 is None else self.fp8.base
 
 
 @dataclass(slots=True)
@@ -116,6 +126,7 @@ class ModelEntry:
     source: Path
     name: str | None
     record: ModelRecord | None
+    adapter: Adapter | None = None
     prepared: Prepared | None = None
     restore: RestorePlan | None = None
     gate: ForwardGate | None = None

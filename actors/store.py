@@ -14,6 +14,8 @@ from ..messages.store import (
     BuildArtifact,
     BuildProgress,
     CloseLease,
+    Fetch,
+    FetchArtifact,
     Leased,
     LeaseInfo,
     Leases,
@@ -34,12 +36,16 @@ from .kernel.contract import Context
 class StorePort(Protocol):
     """The store as the actor sees it: blocking calls that name leases by id.
 
-    A lease taken by ``lookup`` or ``build`` stands in the resource table when the call returns, and nowhere when it
-    raises.
+    A lease taken by ``lookup``, ``fetch`` or ``build`` stands in the resource table when the call returns, and nowhere
+    when it raises.
     """
 
     def lookup(self, effect: LookupArtifact, budget: Budget) -> Leased | Missed:
         """Look up, validate, lease."""
+        ...
+
+    def fetch(self, effect: FetchArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased | Missed:
+        """Bring the artifact from the remote or join, and lease."""
         ...
 
     def build(self, effect: BuildArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased:
@@ -70,8 +76,9 @@ class StoreState:
 class StoreActor:
     """Owns leases and builds. Knows nothing of modes, models or devices.
 
-    Lookup and Build run concurrently; builds of one key one after another, so that the second joins. A lease whose
-    asker was cancelled before the reply is closed again by whoever chose its id (``Release`` is idempotent).
+    Lookup, Fetch and Build run concurrently; fetches and builds of one key one after another, so that the second joins.
+    A lease whose asker was cancelled before the reply is closed again by whoever chose its id (``Release`` is
+    idempotent).
     """
 
     def __init__(self, port: StorePort) -> None:
@@ -89,8 +96,8 @@ class StoreActor:
         match message:
             case Lookup():
                 return await self._lookup(message, context)
-            case Build():
-                return await self._build(message, context)
+            case Fetch() | Build():
+                return await self._make(message, context)
             case Release(lease_id=lease_id):
                 return await self._release(lease_id, context)
             case ListLeases():
@@ -107,18 +114,11 @@ class StoreActor:
         )
         return self._note(outcome)
 
-    async def _build(self, message: Build, context: Context) -> Message:
+    async def _make(self, message: Fetch | Build, context: Context) -> Message:
         self._refuse_known(message.lease_id)
         key = artifact_key(message.identity)
         async with self._state.building.setdefault(key, asyncio.Lock()):
-            outcome = await context.effect(
-                BuildArtifact(
-                    lease_id=message.lease_id,
-                    identity=message.identity,
-                    producer_id=message.producer_id,
-                    validation=message.validation,
-                )
-            )
+            outcome = await context.effect(_making(message))
         return self._note(outcome)
 
     async def _release(self, lease_id: str, context: Context) -> Message:
@@ -145,8 +145,8 @@ class StoreActor:
                 return port.recover()
             case LookupArtifact():
                 return await context.blocking(lambda budget: port.lookup(effect, budget), self._undo)
-            case BuildArtifact():
-                return await self._perform_build(effect, context)
+            case FetchArtifact() | BuildArtifact():
+                return await self._perform_making(effect, context)
             case MeasureMemory():
                 return await context.blocking(lambda _: port.memory())
             case CloseLease(lease_id=lease_id):
@@ -154,7 +154,8 @@ class StoreActor:
             case _:
                 raise AssertionError(type(effect))
 
-    async def _perform_build(self, effect: BuildArtifact, context: Context) -> Message:
+    async def _perform_making(self, effect: FetchArtifact | BuildArtifact, context: Context) -> Message:
+        port = self._port
         key = artifact_key(effect.identity)
         loop = asyncio.get_running_loop()
 
@@ -162,7 +163,9 @@ class StoreActor:
             event = BuildProgress(key=key, written_bytes=written_bytes, total_bytes=total_bytes)
             loop.call_soon_threadsafe(context.emit, event)
 
-        return await context.blocking(lambda budget: self._port.build(effect, budget, progress), self._undo)
+        if isinstance(effect, FetchArtifact):
+            return await context.blocking(lambda budget: port.fetch(effect, budget, progress), self._undo)
+        return await context.blocking(lambda budget: port.build(effect, budget, progress), self._undo)
 
     def _undo(self, outcome: Leased | Missed) -> None:
         if isinstance(outcome, Leased):
@@ -170,3 +173,14 @@ class StoreActor:
 
     async def stopped(self, context: Context) -> None:
         """Leases stand in the resource table and outlive this incarnation."""
+
+
+def _making(message: Fetch | Build) -> FetchArtifact | BuildArtifact:
+    if isinstance(message, Fetch):
+        return FetchArtifact(lease_id=message.lease_id, identity=message.identity, validation=message.validation)
+    return BuildArtifact(
+        lease_id=message.lease_id,
+        identity=message.identity,
+        producer_id=message.producer_id,
+        validation=message.validation,
+    )

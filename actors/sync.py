@@ -8,6 +8,7 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ..dlo.timeline import Timeline
+from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
@@ -53,10 +54,13 @@ class SyncHostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
+        adapter: Adapter | None = None,
         together: WeightGroup | None = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
-        return self._portal.call(lambda: self._host.load(factory, source, record=record, name=name, together=together))
+        return self._portal.call(
+            lambda: self._host.load(factory, source, record=record, name=name, adapter=adapter, together=together)
+        )
 
     def load_diffusers(
         self,

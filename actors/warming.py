@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
+from ..hwr.adapters import Adapter, open_for
 from ..hwr.budget import PlainBudget as PlainBudget
 from ..hwr.checkpoint import open_checkpoint
 from ..hwr.contract import Producer
 from ..hwr.digest_cache import DigestCache
+from ..hwr.fp8 import Fp8Producer, quantise_skeleton
 from ..hwr.ownership import collect_ownership
 from ..hwr.packed.logical import identity_to_use, is_packed, logical_tensors
 from ..hwr.packed.producer import PackingProducer
@@ -21,7 +23,7 @@ from ..hwr.skeleton import build_skeleton
 from ..hwr.source import source_digest
 from ..hwr.store import LocalStore
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
-from ..messages.config import Config
+from ..messages.config import Config, Representation
 from ..messages.failure import Code, Stage, printable
 from .ports.faults import answered
 
@@ -54,6 +56,7 @@ def warm(
     *,
     record: ModelRecord | None = None,
     name: str | None = None,
+    adapter: Adapter | None = None,
     budget: PlainBudget | None = None,
     progress: Step | None = None,
 ) -> Warmed:
@@ -70,17 +73,26 @@ def warm(
         skeleton: torch.nn.Module = build_skeleton(factory)
     record = record or generic_record(skeleton)
     shard_skeleton(skeleton, record)
+    final = config.representation is Representation.FINAL
+    fp8 = None if final else quantise_skeleton(skeleton, record, config.representation)
     ownership = collect_ownership(skeleton, record)
     checkpoint = open_checkpoint(Path(source))
-    plan = plan_ownership(ownership, record, checkpoint, budget)
+    stored = ownership if fp8 is None else fp8.base
+    plan = plan_ownership(stored, record, checkpoint, budget)
+    merged = None if adapter is None else open_for(adapter, stored, record, budget)
+    adaptation = None if merged is None else merged.identity
     store = LocalStore.open(Path(config.root), config.wait, budget)
     try:
         digest = source_digest(
             checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
         )
-        identity = identity_for(record, ownership, digest, name or type(skeleton).__name__)
+        identity = identity_for(
+            record, ownership, digest, name or type(skeleton).__name__, config.representation, adaptation
+        )
         identity = identity_to_use(identity, config.production.packing, ownership)
-        producer: Producer = CheckpointProducer(plan, checkpoint)
+        producer: Producer = (
+            CheckpointProducer(plan, checkpoint, merged) if fp8 is None else Fp8Producer(fp8, plan, checkpoint, merged)
+        )
         built = store.build(
             identity,
             PackingProducer(producer, budget) if is_packed(identity) else producer,
@@ -107,7 +119,7 @@ def warm(
         built=built.built,
         joined=built.joined,
         seconds=time.monotonic() - begun,
-        assumptions=record.assumptions,
+        assumptions=record.assumptions if fp8 is None else (*record.assumptions, *fp8.skipped),
     )
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.results_format import KEEPER, Results
 
-SUITES = ("actors", "allgather", "loader", "memory", "packed", "store", "stream_gpu", "stream_flux")
-PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate")
+SUITES = ("actors", "allgather", "fp8", "loader", "memory", "packed", "remote", "store", "stream_gpu", "stream_flux")
+PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate", "torchao")
 STORE_PEERS = ("safetensors", "blake3", "fastsafetensors", "instanttensor", "runai-model-streamer", "tensorizer")
 PEERS = (
     *("actio", "async-pykka", "casty", "domo-actors", "everything-is-an-actor", "fauxtp", "lapinbeam", "nigrains"),

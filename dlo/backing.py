@@ -13,6 +13,7 @@ from ..messages.manifest import Manifest, TensorEntry
 from ..messages.plan import TENSOR_ALIGNMENT_BYTES, BlockPlan, BlockTensor
 from .discovery import Block, BlockMap
 from .layout import compact_plan, pack, pack_range, round_up
+from .parts import find_part
 
 
 class LeasedTensors(Protocol):
@@ -192,7 +193,7 @@ class PrivateBacking:
         self._parked: list[list[torch.Tensor]] = []
         plans: list[BlockPlan] = []
         for block in blocks.blocks:
-            tensors = [module.get_parameter(name).data for name in block.parameters]
+            tensors = [find_part(module, name).data for name in block.parameters]
             for name, tensor in zip(block.parameters, tensors, strict=True):
                 _check_host_tensor(name, tensor)
             self._parked.append(tensors)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
 
 from ..messages.failure import Code, Stage, error
 from ..messages.plan import BlockPlan
 from .layout import check_matches, in_mode
+from .parts import mapped
 
 
 class BlockBinding:
@@ -16,7 +16,7 @@ class BlockBinding:
     Parameter objects keep their identity; only ``data`` changes, to views that exist already.
     """
 
-    def __init__(self, path: str, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, path: str, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
         self.path = path
         self._names = tuple(names)
         self._parameters = tuple(parameters)
@@ -26,8 +26,8 @@ class BlockBinding:
         self._seen = self._fingerprint()
 
     @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The streamed parameters."""
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The streamed parameters, or the parts of those that are made of other tensors."""
         return self._parameters
 
     @property
@@ -107,11 +107,10 @@ class BlockBinding:
 
     def at_home(self, tensor: torch.Tensor) -> torch.Tensor:
         """The host tensor of a streamed parameter's current value; any other tensor is given back as it is."""
-        if self._bound is not None:
-            for view, parked in zip(self._bound, self._parked, strict=True):
-                if view.data_ptr() == tensor.data_ptr():
-                    return parked
-        return tensor
+        if self._bound is None:
+            return tensor
+        homes = {view.data_ptr(): parked for view, parked in zip(self._bound, self._parked, strict=True)}
+        return mapped(tensor, lambda part: homes.get(part.data_ptr(), part))
 
     def restore_values(
         self, state_dict: dict[str, object], prefix: str, restored: Callable[[], Mapping[str, torch.Tensor]]
@@ -132,7 +131,7 @@ class BlockBinding:
         return prints + [_version(parameter) for parameter in self._parameters]
 
 
-def _version(parameter: nn.Parameter) -> int:
+def _version(parameter: torch.Tensor) -> int:
     """Rises with each in-place write and not when ``data`` is set; parameters made in inference mode have none."""
     try:
         return parameter._version  # noqa: SLF001 - documented with autograd, under this name only

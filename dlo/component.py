@@ -14,6 +14,7 @@ from torch import nn
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Device, Event
+from .parts import parts_of
 from .resident import Lodging
 
 
@@ -32,7 +33,7 @@ class Component:
     """
 
     def __init__(
-        self, path: str, module: nn.Module, parameters: Sequence[nn.Parameter], device: Device, *, keep: bool
+        self, path: str, module: nn.Module, parameters: Sequence[torch.Tensor], device: Device, *, keep: bool
     ) -> None:
         self.path = path
         self.module = module
@@ -49,8 +50,8 @@ class Component:
         self._readers: list[Event] = []
 
     @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """What travels."""
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """What travels: parameters, or the parts of those that are made of other tensors."""
         return self._parameters
 
     @property
@@ -157,15 +158,16 @@ def components(
     made: list[Component] = []
     for path in paths:
         part = _part(module, path)
-        inside = {id(parameter) for parameter in part.parameters()}
-        if path in on_demand and inside & streamed:
+        leaves = {id(leaf): leaf for parameter in part.parameters() for _, leaf in parts_of("", parameter)}
+        if path in on_demand and leaves.keys() & streamed:
             raise _ambiguous(path, "holds parameters of streamed blocks")
         outside = {
-            id(parameter)
+            id(leaf)
             for name, parameter in module.named_parameters(remove_duplicate=False)
             if not name.startswith(f"{path}.")
+            for _, leaf in parts_of(name, parameter)
         }
-        own = [each for each in part.parameters() if id(each) not in outside | streamed]
+        own = [leaf for each, leaf in leaves.items() if each not in outside | streamed]
         made.append(Component(path, part, own, device, keep=path in kept))
     return made
 

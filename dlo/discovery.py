@@ -10,6 +10,7 @@ from torch import nn
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .layout import why_not_streamable
+from .parts import parts_of
 
 CLASS_ATTRIBUTE = "_hostweights_blocks"
 SMALLEST_STACK = 1 / 16
@@ -18,7 +19,10 @@ SMALLEST_STACK = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A module whose parameters travel together: its path and theirs, in definition order, relative to the root."""
+    """A module whose parameters travel together: its path and theirs, in definition order, relative to the root.
+
+    A parameter that is made of other tensors is named part by part, as artifacts name them.
+    """
 
     path: str
     parameters: tuple[str, ...]
@@ -128,7 +132,7 @@ def _guess(module: nn.Module) -> list[str]:
     for path, part in module.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in sizes)
         if path and isinstance(part, nn.ModuleList) and not inside:
-            sizes[path] = sum(parameter.nbytes for parameter in part.parameters())
+            sizes[path] = sum(leaf.nbytes for each in part.parameters() for _, leaf in parts_of("", each))
     largest = max(sizes.values(), default=0)
     return [path for path, size in sizes.items() if size and size >= largest * SMALLEST_STACK]
 
@@ -186,11 +190,13 @@ def _ownership(module: nn.Module, paths: Sequence[str]) -> tuple[tuple[Block, ..
         seen.add(id(part))
         travelling: list[str] = []
         for name, parameter in part.named_parameters(prefix=path):
-            reason = "is shared" if len(owners[id(parameter)]) > 1 else why_not_streamable(parameter.data)
-            if reason is None:
-                travelling.append(name)
-            else:
-                resident.append((name, reason))
+            shared = len(owners[id(parameter)]) > 1
+            for leaf_name, leaf in parts_of(name, parameter):
+                reason = "is shared" if shared else why_not_streamable(leaf.data)
+                if reason is None:
+                    travelling.append(leaf_name)
+                else:
+                    resident.append((leaf_name, reason))
         if travelling:
             blocks.append(Block(path, tuple(travelling)))
     return tuple(blocks), tuple(resident)

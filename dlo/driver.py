@@ -181,6 +181,7 @@ class RingDriver:
                 slots=len(self._slots),
                 depth=self._depth,
                 packing=self._transfer.packing() if isinstance(self._transfer, UnpackingTransfer) else None,
+                gathering=self._way.gathering(),
             )
 
     def start_recording(self) -> Timeline:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..messages.budget import Budget
 from .layout import in_mode
+from .parts import parts_of
 
 
 class Lodging:
@@ -55,9 +56,10 @@ class Resident:
     """Every buffer, and every parameter that ``elsewhere`` does not name by its id."""
 
     def __init__(self, module: nn.Module, elsewhere: set[int]) -> None:
-        found = {id(parameter): parameter for parameter in module.parameters() if id(parameter) not in elsewhere}
+        leaves = (leaf for parameter in module.parameters() for _, leaf in parts_of("", parameter))
+        found = {id(leaf): leaf for leaf in leaves if id(leaf) not in elsewhere}
         self._parameters: list[torch.Tensor] = list(found.values())
-        self._buffers = list(module.buffers())
+        self._buffers = [leaf for buffer in module.buffers() for _, leaf in parts_of("", buffer)]
         self._lodging = Lodging()
         self._moved_buffers: list[torch.Tensor] = []
 

@@ -20,6 +20,7 @@ from .discovery import BlockMap, discover
 from .driver import RingDriver
 from .hooks import BlockHook, ComponentHook, RootHook, close_off, guard, is_streamed, refuse_gone, replace_attribute
 from .layout import capacity_bytes
+from .parts import find_part, show_device
 from .resident import Resident
 from .sharded import refuse_sharded
 from .timeline import Timeline
@@ -150,6 +151,7 @@ class Streamer:
             parts = components(module, found.kept, on_demand, streamed, device)
             resident = Resident(module, streamed.union(id(each) for part in parts for each in part.parameters))
             resident.move(device.torch_device, budget, rest)
+            show_device(list(module.parameters()), device.torch_device, rest)
             for part in parts:
                 rest.callback(part.close)
                 if part.keep:
@@ -346,7 +348,7 @@ def _bindings(module: nn.Module, blocks: BlockMap, backing: HostBacking) -> list
                 "build it from the same discovery",
                 block=block.path,
             )
-        bindings.append(BlockBinding(block.path, names, [module.get_parameter(name) for name in names]))
+        bindings.append(BlockBinding(block.path, names, [find_part(module, name) for name in names]))
     return bindings
 
 

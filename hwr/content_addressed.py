@@ -70,4 +70,5 @@ def _changed(named: str, found: str) -> HostWeightsError:
 def _ownership(plan: ProductionPlan) -> str:
     """What is owned and how it stands in blocks, in the plan's order: two orders are two layouts."""
     rows = [(s.name, s.kind.value, s.role, s.shape, s.dtype.value, s.block) for s in plan.tensors]
-    return blake3(msgspec.json.encode((rows, plan.blocks, sorted(plan.aliases)))).hexdigest()
+    parts = (rows, plan.blocks, sorted(plan.aliases))
+    return blake3(msgspec.json.encode((*parts, plan.composites) if plan.composites else parts)).hexdigest()

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from ..messages.budget import Budget
+from ..messages.composites import CompositeEntry
 from ..messages.config import Validation
 from ..messages.dtypes import DType
 from ..messages.identity import ArtifactIdentity
@@ -29,9 +30,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that a producer is going to write, C-contiguous, in the order of the sequence it stands in.
+    """A tensor that a producer is going to write, in the order of the sequence it stands in.
 
-    ``block`` is an index into the producer's block names, or None. Specs of one block stand together.
+    ``block`` is an index into the producer's block names, or None. Specs of one block stand together. ``stride`` is how
+    it lies in memory, one run in any order of the dimensions; None is C-contiguous.
     """
 
     name: str
@@ -40,18 +42,21 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: DType
     block: int | None
+    stride: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProductionPlan:
     """All a writer needs to know before the first byte: specs in execution order, block names, aliases.
 
-    ``aliases`` are (second name, stored name) pairs. ``packed`` describes tensors whose parts stand in ``tensors``.
+    ``aliases`` are (second name, stored name) pairs. ``composites`` say which tensors are parts of others. ``packed``
+    describes tensors whose parts stand in ``tensors``.
     """
 
     tensors: tuple[TensorSpec, ...]
     blocks: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
+    composites: tuple[CompositeEntry, ...] = ()
     packed: tuple[PackedEntry, ...] = ()
 
 

@@ -58,3 +58,18 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill one run of memory, each exactly once, in any order of the dimensions."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def memory_order(stride: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions from the one that steps furthest to the one that steps least."""
+    return tuple(sorted(range(len(stride)), key=lambda dim: -stride[dim]))

@@ -58,6 +58,10 @@ class FileSystem:
         """Rename atomically, replacing a file of the target's name."""
         os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
+    def link(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        """Give a file a second name; the target must not exist."""
+        os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
+
     def unlink(self, name: str, *, dir_fd: int) -> None:
         """Remove a file's name."""
         os.unlink(name, dir_fd=dir_fd)

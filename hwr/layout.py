@@ -13,6 +13,7 @@ from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.plan import BLOCK_ALIGNMENT_BYTES, TENSOR_ALIGNMENT_BYTES
 from .contract import ProductionPlan, TensorSpec
+from .dtypes import memory_order
 from .header import HeaderEntry, build_header
 
 DEFAULT_FILE_BYTES: Final = 5 * 1024**3
@@ -90,6 +91,9 @@ def reservation_bytes(layout: Layout) -> int:
         rows += _row_bytes(piece.name, role) + 2 * _NUMBER_BYTES * rank
     rows += sum(_row_bytes(block) for block in layout.plan.blocks)
     rows += sum(_row_bytes(*alias) for alias in layout.plan.aliases)
+    for whole in layout.plan.composites:
+        rows += _row_bytes(whole.name, whole.type, whole.layout, whole.context, *whole.parts)
+        rows += _NUMBER_BYTES * 2 * len(whole.shape) + _ROW_BYTES * len(whole.parts)
     rows += sum(_row_bytes(e.name, e.role) + 2 * _NUMBER_BYTES * len(e.shape) for e in layout.plan.packed)
     return payload + _aligned(rows, _DISK_BLOCK_BYTES) + _FILE_OVERHEAD_BYTES
 
@@ -191,8 +195,14 @@ def _lay_out_file(name: str, specs: Sequence[TensorSpec], pads: _PadNames) -> Fi
 
 
 def _header_entry(piece: Piece) -> HeaderEntry:
-    dtype, shape = (DType.U8, (piece.size_bytes,)) if piece.spec is None else (piece.spec.dtype, piece.spec.shape)
+    spec = piece.spec
+    dtype, shape = (DType.U8, (piece.size_bytes,)) if spec is None else (spec.dtype, _file_shape(spec))
     return HeaderEntry(piece.name, dtype, shape, piece.offset, piece.offset + piece.size_bytes)
+
+
+def _file_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape in the file's header, which knows no strides: the dimensions in the order of memory."""
+    return spec.shape if spec.stride is None else tuple(spec.shape[dim] for dim in memory_order(spec.stride))
 
 
 def _extents(plan: ProductionPlan, file: FileLayout) -> Iterator[BlockExtent]:

@@ -1,12 +1,15 @@
 """The places in a module tree that hold tensors, and how a tensor is put into one."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
 from ..messages.manifest import TensorKind
+
+PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
+"""Classes that are stored as they are."""
 
 
 class Place(NamedTuple):
@@ -32,21 +35,43 @@ class Place(NamedTuple):
         self.table[self.attribute] = tensor
 
 
-def places(root: nn.Module) -> Iterator[Place]:
-    """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped."""
+class PartPlace(Place):
+    """A plain tensor inside a composite one, in the attributes of what holds it.
+
+    Put another part there and what holds it shows its own device until it is put together anew.
+    """
+
+    __slots__ = ()
+
+
+def _whole(place: Place) -> Iterable[Place]:
+    return (place,)
+
+
+def places(root: nn.Module, spread: Callable[[Place], Iterable[Place]] = _whole) -> Iterator[Place]:
+    """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped.
+
+    A place of a tensor of any other class than ``PLAIN`` is replaced by what ``spread`` makes of it.
+    """
     waiting: list[tuple[str, nn.Module]] = [("", root)]
     while waiting:
         lead, module = waiting.pop()
         tables = vars(module)
         table = tables["_parameters"]
         for attribute, parameter in table.items():
-            if parameter is not None:
+            if type(parameter) in PLAIN:
                 yield Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True)
+            elif parameter is not None:
+                yield from spread(Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True))
         table = tables["_buffers"]
         for attribute, buffer in table.items():
             if buffer is not None:
                 persistent = attribute not in tables["_non_persistent_buffers_set"]
-                yield Place(lead + attribute, table, attribute, TensorKind.BUFFER, persistent)
+                place = Place(lead + attribute, table, attribute, TensorKind.BUFFER, persistent)
+                if type(buffer) in PLAIN:
+                    yield place
+                else:
+                    yield from spread(place)
         children = tables["_modules"]
         waiting.extend((f"{lead}{name}.", children[name]) for name in reversed(children) if children[name] is not None)
 
@@ -65,7 +90,7 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
             old.data = tensor
             continue
         if made is None:
-            made = _replacement(old, tensor, place.kind)
+            made = tensor.data if isinstance(place, PartPlace) else _replacement(old, tensor, place.kind)
         place.put(made)
 
 
@@ -78,7 +103,9 @@ def _replacement(old: torch.Tensor, tensor: torch.Tensor, kind: TensorKind) -> t
     return parameter
 
 
-def copy_attributes(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Give ``target`` the Python attributes that were set on ``source``."""
+def copy_attributes(source: torch.Tensor, target: torch.Tensor, but: Collection[str] = ()) -> None:
+    """Give ``target`` the Python attributes that were set on ``source``, but for those named."""
+    kept = set(but)
     for name, value in vars(source).items():
-        setattr(target, name, value)
+        if name not in kept:
+            setattr(target, name, value)

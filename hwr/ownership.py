@@ -13,22 +13,22 @@ import torch
 from blake3 import blake3
 from torch import nn
 
+from ..messages.composites import CompositeEntry
 from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import TensorKind
-from .dtypes import contiguous_stride, dtype_tag
-from .module_tensors import Place, places
+from .dtypes import contiguous_stride, dtype_tag, is_dense
+from .module_tensors import PLAIN, Place
 from .records import ModelRecord, block_names
+from .subclasses import composites, stored_places
 
 ROLES: Final = {TensorKind.PARAMETER: "weight", TensorKind.BUFFER: "persistent_buffer"}
 """The role of a tensor, by its kind."""
 
-_PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
-
 
 @dataclass(frozen=True, slots=True)
 class OwnedTensor:
-    """One tensor of the model as it is stored: C-contiguous, whatever its strides in the module are."""
+    """One tensor of the model as it is stored: C-contiguous whatever its strides in the module are, but for parts."""
 
     name: str
     kind: TensorKind
@@ -49,24 +49,27 @@ class Ownership:
     """All tensors of a model: those outside blocks first, in module order, then block by block.
 
     ``aliases`` are (second name, stored name) pairs, sorted. A tensor that several blocks share, or a block and the
-    rest, belongs to no block. ``blocks`` are the names of the blocks that own a tensor, in execution order.
+    rest, belongs to no block. ``blocks`` are the names of the blocks that own a tensor, in execution order. A tensor of
+    a class that is taken apart stands in ``composites``, and its parts in ``tensors``, with the strides they have.
     """
 
     tensors: tuple[OwnedTensor, ...]
     aliases: tuple[tuple[str, str], ...]
     blocks: tuple[str, ...]
+    composites: tuple[CompositeEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
     """All that one walk over a module finds.
 
-    ``groups`` are those of ``tensor_groups``; ``tensors`` are what their places held, in the same order; ``transient``
-    are the places of buffers that are not persistent.
+    ``groups`` are those of ``tensor_groups``, ``wholes`` the places of what is taken apart; ``tensors`` are what those
+    places held, in the same order; ``transient`` are the places of buffers that are not persistent.
     """
 
     ownership: Ownership
     groups: Mapping[str, Sequence[Place]]
+    wholes: Sequence[Place]
     tensors: tuple[torch.Tensor, ...]
     transient: tuple[Place, ...]
 
@@ -83,12 +86,15 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
 
 def survey(module: nn.Module, record: ModelRecord) -> Survey:
     """Walk over a model on CPU or meta, once. Raises like ``collect_ownership``."""
-    groups, transient = _grouped(module)
-    tensors = tuple(place.tensor for group in groups.values() for place in group)
-    return Survey(_ownership_of(groups, block_names(module, record)), groups, tensors, transient)
+    groups, transient, wholes = _grouped(module)
+    tensors = tuple(place.tensor for group in (*groups.values(), wholes) for place in group)
+    ownership = _ownership_of(groups, block_names(module, record), composites(wholes))
+    return Survey(ownership, groups, wholes, tensors, transient)
 
 
-def _ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]) -> Ownership:
+def _ownership_of(
+    groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...], taken_apart: tuple[CompositeEntry, ...]
+) -> Ownership:
     named = {name: index for index, name in enumerate(blocks)}
     homes = {stored: _common_block(group, named) for stored, group in groups.items()}
     owning = sorted({home for home in homes.values() if home is not None})
@@ -104,13 +110,23 @@ def _ownership_of(groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...]
                 role=ROLES[group[0].kind],
                 shape=tuple(tensor.shape),
                 dtype=dtype_tag(tensor.dtype, stored),
-                stride=contiguous_stride(tensor.shape),
+                stride=contiguous_stride(tensor.shape) if type(group[0]) is Place else _own_stride(group[0]),
                 block=None if home is None else renumbered[home],
             )
         )
     owned.sort(key=lambda tensor: -1 if tensor.block is None else tensor.block)
     aliases = sorted((place.name, stored) for stored, group in groups.items() for place in group[1:])
-    return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning))
+    return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning), taken_apart)
+
+
+def _own_stride(part: Place) -> tuple[int, ...]:
+    """The strides that a part has: its class may count on them."""
+    tensor = part.tensor
+    stride = tuple(tensor.stride())
+    if tensor.numel() and not is_dense(tensor.shape, stride):
+        text = f"tensor {part.name} has strides {stride} over shape {tuple(tensor.shape)}, which are not one run of "
+        raise error(Stage.PLANNING, Code.UNSUPPORTED, text + "memory; make it contiguous", tensor=part.name)
+    return stride
 
 
 def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
@@ -121,13 +137,14 @@ def tensor_groups(module: nn.Module) -> Mapping[str, list[Place]]:
     return _grouped(module)[0]
 
 
-def _grouped(module: nn.Module) -> tuple[dict[str, list[Place]], tuple[Place, ...]]:
-    """What ``tensor_groups`` gives, and the places of buffers that are not persistent."""
+def _grouped(module: nn.Module) -> tuple[dict[str, list[Place]], tuple[Place, ...], list[Place]]:
+    """What ``tensor_groups`` gives, the places of buffers that are not persistent, and those of composites."""
     transient: list[Place] = []
     groups: dict[str, list[Place]] = {}
     stored: dict[int, list[Place]] = {}
     """By storage, the first place of each of its tensors."""
-    for place in places(module):
+    wholes: list[Place] = []
+    for place in stored_places(module, wholes):
         tensor = place.tensor
         if place.persistent:
             _check_supported(place.name, tensor)
@@ -146,7 +163,7 @@ def _grouped(module: nn.Module) -> tuple[dict[str, list[Place]], tuple[Place, ..
     for neighbours in stored.values():
         if len(neighbours) > 1:
             _refuse_overlaps(neighbours)
-    return groups, tuple(transient)
+    return groups, tuple(transient), wholes
 
 
 def _is_one(first: Place, second: Place) -> bool:
@@ -162,13 +179,14 @@ def _is_one(first: Place, second: Place) -> bool:
 
 
 def ownership_digest(ownership: Ownership) -> str:
-    """BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride) and the aliases, as canonical JSON."""
+    """BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride), aliases and composites, as canonical JSON."""
     tensors = sorted((t.name, t.kind, t.role, t.shape, t.dtype, t.stride) for t in ownership.tensors)
-    return blake3(msgspec.json.encode((tensors, ownership.aliases))).hexdigest()
+    rows = (tensors, ownership.aliases)  # the composites only where there are some: older digests stay what they were
+    return blake3(msgspec.json.encode((*rows, ownership.composites) if ownership.composites else rows)).hexdigest()
 
 
 def _check_supported(name: str, tensor: torch.Tensor) -> None:
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN:
         found, way_out = f"of class {type(tensor).__name__}", "load and publish a model before it is quantized or split"
     elif tensor.layout is not torch.strided:
         found, way_out = f"of layout {tensor.layout}", "make it dense"
@@ -230,7 +248,7 @@ def _ambiguous(first: str, second: str, text: str) -> HostWeightsError:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+    return type(tensor) in PLAIN and tensor.layout is torch.strided
 
 
 def _common_block(group: Sequence[Place], blocks: Mapping[str, int]) -> int | None:

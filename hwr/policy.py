@@ -7,10 +7,14 @@ from ..messages.report import Action, Condition
 _PREFERRED = {
     Condition.DISABLED: Action.LOAD_CANONICAL,
     Condition.HIT: Action.USE_LEASE,
+    Condition.MISS_FETCHABLE: Action.FETCH,
     Condition.MISS_BUILDABLE: Action.BUILD,
     Condition.MISS: Action.LOAD_CANONICAL,
+    Condition.INVALID_FETCHABLE: Action.FETCH,
     Condition.INVALID_BUILDABLE: Action.BUILD,
     Condition.INVALID: Action.LOAD_CANONICAL,
+    Condition.REMOTE_FAILED_BUILDABLE: Action.BUILD,
+    Condition.REMOTE_FAILED: Action.LOAD_CANONICAL,
     Condition.TRANSIENT: Action.LOAD_CANONICAL,
     Condition.STORE_UNAVAILABLE: Action.LOAD_CANONICAL,
     Condition.UNSUPPORTED: Action.FAIL,
@@ -20,7 +24,7 @@ _PREFERRED = {
     Condition.RESTORE_COMMIT_FAILED: Action.LOAD_CANONICAL_FRESH,
     Condition.CANONICAL_FAILED: Action.FAIL,
 }
-_LEASE_ONLY = {Action.USE_LEASE, Action.BUILD}
+_LEASE_ONLY = {Action.USE_LEASE, Action.FETCH, Action.BUILD}
 
 _STORE_UNAVAILABLE = {
     Code.DOMAIN_UNAVAILABLE,
@@ -76,6 +80,8 @@ def condition_of(failure: Failure) -> Condition:
         return Condition.RESTORE_PLAN_FAILED
     if code is Code.IDENTITY_COLLISION:
         return Condition.COLLISION
+    if failure.stage is Stage.REMOTE and code not in {Code.INVALID_CONFIG, Code.UNSUPPORTED}:
+        return Condition.REMOTE_FAILED
     if code in _STORE_UNAVAILABLE:
         return Condition.STORE_UNAVAILABLE
     if failure.stage is Stage.PRODUCTION and code in _TRANSIENT:

@@ -5,14 +5,17 @@ later warm-up from the checkpoint finds, and the other way round.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import torch
 from torch import nn
 
 from ..messages.budget import Budget
+from ..messages.config import Representation
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import (
+    AdaptationIdentity,
     ArtifactIdentity,
     ComponentIdentity,
     LayoutIdentity,
@@ -22,10 +25,12 @@ from ..messages.identity import (
 )
 from ..messages.manifest import MANIFEST_SCHEMA
 from ..messages.plan import WeightPlan
+from .adapters import OpenAdapter
 from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
+from .dtypes import contiguous_stride
 from .load import require_same_files
-from .ownership import ROLES, Ownership, ownership_digest, tensor_groups
+from .ownership import ROLES, OwnedTensor, Ownership, ownership_digest, tensor_groups
 from .read_ahead import read_in_turn
 from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
@@ -33,20 +38,30 @@ from .write_watch import write_count
 
 PRODUCER_NAME: Final = "final-layout"
 PRODUCER_VERSION: Final = 1
-REPRESENTATION: Final = "final"
 MIXED_DTYPE: Final = "mixed"
 
 
-def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, model_name: str) -> ArtifactIdentity:
-    """The identity of the final-layout artifact of a model: equal for equal bytes, whoever makes them."""
+def identity_for(
+    record: ModelRecord,
+    ownership: Ownership,
+    source_digest: str,
+    model_name: str,
+    representation: Representation = Representation.FINAL,
+    adaptation: AdaptationIdentity | None = None,
+) -> ArtifactIdentity:
+    """The identity of the final-layout artifact of a model: equal for equal bytes, whoever makes them.
+
+    How a tensor is quantised stands in the ownership: type, layout tag and context of each.
+    """
     dtypes = {tensor.dtype for tensor in ownership.tensors}
     return ArtifactIdentity(
         source=SourceIdentity(model=model_name, content=source_digest),
         component=ComponentIdentity(name=record.component, ownership=ownership_digest(ownership)),
         representation=RepresentationIdentity(
-            name=REPRESENTATION, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
+            name=representation.value, dtype=dtypes.pop().value if len(dtypes) == 1 else MIXED_DTYPE
         ),
         layout=LayoutIdentity(name=f"blocks:{','.join(record.blocks)}", tp_size=record.tp_size, tp_rank=record.tp_rank),
+        adaptation=adaptation or AdaptationIdentity(),
         producer=ProducerIdentity(
             name=PRODUCER_NAME,
             version=PRODUCER_VERSION,
@@ -60,10 +75,14 @@ def identity_for(record: ModelRecord, ownership: Ownership, source_digest: str, 
 def production_plan(ownership: Ownership) -> ProductionPlan:
     """What a producer writes for these tensors."""
     specs = tuple(
-        TensorSpec(tensor.name, tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.block)
+        TensorSpec(tensor.name, tensor.kind, tensor.role, tensor.shape, tensor.dtype, tensor.block, _stride(tensor))
         for tensor in ownership.tensors
     )
-    return ProductionPlan(specs, ownership.blocks, ownership.aliases)
+    return ProductionPlan(specs, ownership.blocks, ownership.aliases, ownership.composites)
+
+
+def _stride(tensor: OwnedTensor) -> tuple[int, ...] | None:
+    return None if tensor.stride == contiguous_stride(tensor.shape) else tensor.stride
 
 
 class ModelProducer:
@@ -96,7 +115,8 @@ class ModelProducer:
         """
         for spec, tensor, version in zip(self._plan.tensors, self._tensors, self._versions, strict=True):
             budget.check()
-            yield tensor.resolve_conj().resolve_neg().contiguous()
+            settled = tensor.resolve_conj().resolve_neg()
+            yield settled.contiguous() if spec.stride is None else settled
             if write_count(tensor) != version:
                 raise error(
                     Stage.PRODUCTION,
@@ -114,9 +134,10 @@ class CheckpointProducer:
     process.
     """
 
-    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint) -> None:
-        """Raises source_changed when the plan was not made from this checkpoint."""
+    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None = None) -> None:
+        """``adapter`` is merged into what is read. Raises source_changed when the plan is not of this checkpoint."""
         require_same_files(plan, checkpoint)
+        self._adapter = adapter
         self._weights = plan
         self._checkpoint = checkpoint
         specs = tuple(
@@ -136,5 +157,15 @@ class CheckpointProducer:
         Raises source_changed or io_error; the source is compared with its stamps before, at each read and after.
         """
         self._checkpoint.verify_unchanged()
-        yield from read_in_turn(self._weights, self._checkpoint, budget)
+        for _, tensor in read_merged(self._weights, self._checkpoint, self._adapter, budget):
+            yield tensor
         self._checkpoint.verify_unchanged()
+
+
+def read_merged(
+    plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None, budget: Budget
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what ``read_in_turn`` does, by name, with an adapter merged into it."""
+    with closing(read_in_turn(plan, checkpoint, budget)) as tensors:
+        for binding, tensor in zip(plan.bindings, tensors, strict=True):
+            yield binding.name, tensor if adapter is None else adapter.merge(binding.name, tensor, budget)

@@ -10,11 +10,12 @@ from torch import nn
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.manifest import Manifest, PackedEntry, TensorEntry, TensorKind
 from .contract import Lease
-from .module_tensors import bind
+from .module_tensors import PartPlace, Place, bind
 from .ownership import OwnedTensor, Ownership, Survey, survey
 from .packed.logical import logical_tensors, unpacking
 from .packed.pending import Unpack, put_pending
 from .records import ModelRecord
+from .subclasses import reassemble
 
 RESTORER_SCHEMA: Final = 1
 """Rises whenever an older artifact could not be bound any more."""
@@ -40,6 +41,7 @@ class RestorePlan:
         self._module = module
         self._lease = lease
         self._groups = found.groups
+        self._wholes = found.wholes
         self._seen = found.tensors
         self._validator = validator
         self._stand_ins = stand_ins
@@ -68,7 +70,8 @@ class RestorePlan:
             raise _refused("a restore plan commits once; make a new plan")
         if self._lease.closed:
             raise _refused(f"lease {self._lease.lease_id} was closed before the commit")
-        for place, tensor in zip(chain.from_iterable(self._groups.values()), self._seen, strict=True):
+        places = chain.from_iterable((*self._groups.values(), self._wholes))
+        for place, tensor in zip(places, self._seen, strict=True):
             if place.table[place.attribute] is not tensor:
                 raise _refused(f"tensor {place.name} was replaced after the plan was made", place.name)
         self._committed = True
@@ -88,6 +91,9 @@ class RestorePlan:
                     put_pending(group, *waiting[name])
                 else:
                     bind(group, self._lease.tensor(name))
+            if self._wholes:
+                name = self._wholes[0].name
+                reassemble(self._wholes)
         except Exception as problem:
             raise _failed(f"tensor {name} could not be bound: {problem}", name) from problem
 
@@ -98,7 +104,7 @@ class RestorePlan:
         packed = [
             entry
             for entry in self._lease.manifest.packed
-            if all(place.kind is TensorKind.PARAMETER and place.tensor.is_meta for place in self._groups[entry.name])
+            if all(_can_wait(place) for place in self._groups[entry.name])
         ]
         shown = self._stand_ins(packed)
         return {
@@ -145,6 +151,7 @@ def check_manifest(ownership: Ownership, manifest: Manifest) -> None:
     if entries:
         name = next(iter(entries))
         raise _refused(f"the artifact holds {len(entries)} tensors that the model lacks, such as {name}", name)
+    _compare_composites(ownership, manifest)
     stored = {(alias.name, alias.target) for alias in manifest.aliases}
     for name, target in sorted(stored ^ set(ownership.aliases)):
         side = "artifact" if (name, target) in stored else "model"
@@ -174,6 +181,23 @@ def _compare(tensor: OwnedTensor, entry: TensorEntry | PackedEntry, ownership: O
     for what, (expected, found) in pairs.items():
         if expected != found:
             raise _refused(f"tensor {tensor.name}: the artifact has {what} {found}, expected {expected}", tensor.name)
+
+
+def _compare_composites(ownership: Ownership, manifest: Manifest) -> None:
+    held = {entry.name: entry for entry in manifest.composites}
+    for wanted in ownership.composites:
+        found = held.pop(wanted.name, None)
+        if found != wanted:
+            text = f"composite tensor {wanted.name}: the artifact has {found}, expected {wanted}"
+            raise _refused(text, wanted.name)
+    if held:
+        name = next(iter(held))
+        raise _refused(f"the artifact holds tensor {name} as a {held[name].type}, the model does not", name)
+
+
+def _can_wait(place: Place) -> bool:
+    """A part of a tensor subclass is looked at at once, and a real tensor keeps its object."""
+    return place.kind is TensorKind.PARAMETER and not isinstance(place, PartPlace) and place.tensor.is_meta
 
 
 def _refused(text: str, tensor: str = "") -> HostWeightsError:

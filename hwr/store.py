@@ -1,12 +1,14 @@
 """The node-local store: look up, build, condemn."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.config import CapacityPolicy, Validation, WaitPolicy
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
+from ..messages.manifest import Manifest
 from . import upkeep
 from .account import is_key
 from .acquisition import Search, condemn_generation, lease_newest
@@ -21,9 +23,13 @@ from .layout import lay_out, reservation_bytes
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
 from .publication import publish
+from .remote.artifact import find_artifact, require_identity
+from .remote.contract import Remote
+from .remote.download import Download
+from .remote.ranges import range_reader
 from .scrub import ScrubReport, scrub, verify
 from .staging import staged
-from .store_files import make_directory, opened_directory, os_errors
+from .store_files import Place, make_directory, opened_directory, os_errors
 from .upkeep import Description, StoredGeneration
 from .writer import ArtifactWriter
 
@@ -97,28 +103,80 @@ class LocalStore:
         not read back: its digests were made from the bytes that were written.
         """
         search = self._search(identity, validation, lease_id)
-        key = search.key
         found = self._lookup(search, budget)
         if isinstance(found, ArtifactLease):
             return BuildResult(found, built=False, joined=False)
         workshop = self._workshop()
         layout = lay_out(producer.plan)
-        ledger = self._ledger(workshop)
-        ledger.check_artifact(key, layout.size_bytes)
+        self._ledger(workshop).check_artifact(search.key, layout.size_bytes)
+
+        def write(place: Place) -> Manifest:
+            return ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
+
+        return self._make(search, workshop, reservation_bytes(layout), write, budget)
+
+    def fetch(
+        self,
+        identity: ArtifactIdentity,
+        remote: Remote,
+        attempts: int,
+        validation: Validation,
+        budget: Budget,
+        progress: Progress | None = None,
+        *,
+        lease_id: str,
+    ) -> BuildResult | Miss:
+        """Lease the artifact, bringing it from the remote if it is missing; a miss if the remote has none either.
+
+        ``built`` says that this call brought it. Every byte is compared with its digest as it comes, so that nothing
+        else is ever visible; what came right stays, also after this process died, and the next call goes on behind it.
+        Each request is made at most ``attempts`` times. Raises what ``build`` raises, and failures of stage remote.
+        """
+        search = self._search(identity, validation, lease_id)
+        found = self._lookup(search, budget)
+        if isinstance(found, ArtifactLease):
+            return BuildResult(found, built=False, joined=False)
+        workshop = self._workshop()
+        with range_reader(remote, attempts, budget) as reader:
+            artifact = find_artifact(reader, search.key)
+            if artifact is None:
+                return found
+            require_identity(artifact, identity)
+            self._ledger(workshop).check_artifact(search.key, artifact.size_bytes)
+            download = Download(workshop, artifact, reader)
+
+            def receive(place: Place) -> Manifest:
+                download.sweep()
+                return download.receive(place, budget, progress)
+
+            made = self._make(search, workshop, artifact.reservation_bytes, receive, budget)
+            download.forget()
+            return made
+
+    def _make(
+        self,
+        search: Search,
+        workshop: Workshop,
+        reserved_bytes: int,
+        write: Callable[[Place], Manifest],
+        budget: Budget,
+    ) -> BuildResult:
+        """Publish what ``write`` puts into a staging directory, unless somebody else did meanwhile."""
+        key = search.key
         with os_errors(Stage.PRODUCTION, f"build {key} in {self.root}"), self._build_lock(workshop, key, budget):
             found = self._lookup(search, budget)
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
             with staged(workshop.staging, key, workshop.directory_mode, budget) as place:
-                ledger.reserve(place, key, reservation_bytes(layout), budget)
-                manifest = ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
+                self._ledger(workshop).reserve(place, key, reserved_bytes, budget)
+                manifest = write(place)
                 lease = publish(
                     self._domain.artifacts,
                     workshop.staging,
                     place,
                     manifest,
                     directory_mode=workshop.directory_mode,
-                    lease_id=lease_id,
+                    lease_id=search.lease_id,
                 )
             return BuildResult(lease, built=True, joined=False)
 
@@ -156,6 +214,12 @@ class LocalStore:
                 raise error(
                     Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
                 ) from None
+
+    def stored_identity(self, key: str) -> ArtifactIdentity | None:
+        """The identity that a key's newest readable generation names, or None; writes nothing."""
+        self._check_open()
+        with os_errors(Stage.LOOKUP, f"look up {key} in {self.root}"):
+            return upkeep.stored_identity(self._domain.artifacts, key)
 
     def list_stored(self) -> list[StoredGeneration]:
         """All complete generations under the root, by key, newest first; writes nothing."""

@@ -1,10 +1,12 @@
 """Looking at a store's generations and removing them, never under a lease."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import Manifest, ReadyMarker
 from . import catalog
 from .account import directory_bytes
@@ -44,6 +46,19 @@ def list_stored(artifacts: Place) -> list[StoredGeneration]:
             except (FileNotFoundError, NotADirectoryError):
                 continue
     return found
+
+
+def stored_identity(artifacts: Place, key: str) -> ArtifactIdentity | None:
+    """The identity that the newest readable generation of a key names, or None. Raises OSError."""
+    with suppress(FileNotFoundError, NotADirectoryError), opened_directory(artifacts.path / key, artifacts.fd) as keyed:
+        for name in catalog.list_generations(list_names(keyed)):
+            with (
+                suppress(FileNotFoundError, NotADirectoryError, Damage, NewerSchema),
+                opened_directory(keyed.path / name.name, keyed.fd) as place,
+                catalog.open_ready(place) as lock,
+            ):
+                return read_records(place, lock.fd, key)[1].identity
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from ..messages.failure import Code, Stage, error
-from .module_tensors import places
+from .module_tensors import Place
+from .subclasses import stored_places
 
 
 class WriteWatch:
@@ -19,10 +20,10 @@ class WriteWatch:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        wholes: list[Place] = []
+        found = [*stored_places(module, wholes), *wholes]
         self._seen = [
-            (place, weakref.ref(place.tensor), write_count(place.tensor))
-            for place in places(module)
-            if place.persistent
+            (place, weakref.ref(place.tensor), write_count(place.tensor)) for place in found if place.persistent
         ]
 
     def require_untouched(self, act: str) -> None:

@@ -22,7 +22,7 @@ from ..messages.manifest import (
 )
 from .contract import Progress, TensorSpec
 from .digests import PadDigest, TensorDigest, content_digest, file_digest
-from .dtypes import contiguous_stride, torch_dtype
+from .dtypes import contiguous_stride, memory_order, torch_dtype
 from .filesystem import files
 from .identity import artifact_key
 from .layout import FileLayout, Layout, Piece
@@ -137,6 +137,7 @@ class ArtifactWriter:
             ),
             pads=pads,
             files=tuple(self._file_entry(file, digests) for file in layout.files),
+            composites=layout.plan.composites,
         )
 
     def _file_entry(self, file: FileLayout, digests: dict[str, str]) -> FileEntry:
@@ -239,7 +240,8 @@ def _readable(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         raise _wrong(spec, f"has shape {tuple(tensor.shape)} and {tensor.dtype}, declared {spec.shape} and {expected}")
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise _wrong(spec, f"is a {tensor.layout} tensor on {tensor.device}; it must be a dense CPU tensor")
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    dense = (dense if spec.stride is None else dense.permute(memory_order(spec.stride))).contiguous()
     if dense.nbytes and dense.data_ptr() == 0:
         raise _wrong(spec, f"is a {type(tensor).__name__} without memory of its own; flatten it into plain tensors")
     return dense
@@ -268,7 +270,7 @@ def _tensor_entry(piece: Piece, spec: TensorSpec, file: str, digest: str) -> Ten
         size_bytes=piece.size_bytes,
         shape=spec.shape,
         dtype=spec.dtype,
-        stride=contiguous_stride(spec.shape),
+        stride=contiguous_stride(spec.shape) if spec.stride is None else spec.stride,
         digest=digest,
         block=spec.block,
     )

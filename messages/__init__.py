@@ -3,7 +3,18 @@
 Weights never travel: a message names a tensor by artifact, file and byte range, or a live object by its id.
 """
 
-from .config import CapacityPolicy, Config, Mode, PackingPolicy, ProductionPolicy, RuntimePolicy, Validation, WaitPolicy
+from .config import (
+    CapacityPolicy,
+    Config,
+    Mode,
+    PackingPolicy,
+    ProductionPolicy,
+    RemotePolicy,
+    Representation,
+    RuntimePolicy,
+    Validation,
+    WaitPolicy,
+)
 from .failure import Code, Failure, HostWeightsError, Stage
 from .journal import JournalPolicy
 from .registry import AnyMessage
@@ -20,6 +31,8 @@ __all__ = [
     "Mode",
     "PackingPolicy",
     "ProductionPolicy",
+    "RemotePolicy",
+    "Representation",
     "RuntimePolicy",
     "Stage",
     "Topology",

@@ -29,6 +29,17 @@ class Validation(StrEnum):
     """The same, and every digest."""
 
 
+class Representation(StrEnum):
+    """How the values of an artifact are stored."""
+
+    FINAL = "final"
+    """As the model's classes have them."""
+    FP8 = "fp8"
+    """Weights of linear layers inside blocks as torchao's FP8, one scale for each stored tensor."""
+    FP8_ROW = "fp8-row"
+    """The same, one scale for each output row: parts of a fused projection share none."""
+
+
 class PackingPolicy(StrEnum):
     """Whether artifacts hold bf16 tensors packed without loss, unpacked where they are used."""
 
@@ -76,6 +87,19 @@ class ProductionPolicy(Record, frozen=True, kw_only=True):
     packing: PackingPolicy = PackingPolicy.OFF
 
 
+class RemotePolicy(Record, frozen=True, kw_only=True):
+    """Where artifacts that the store lacks are looked for before they are made: any URL that fsspec can open.
+
+    The URL names a directory and holds no credentials: those belong into the environment or the configuration of fsspec
+    and of the package behind the URL's scheme. Without one nothing is asked. One request may take ``timeout_s``, and is
+    made ``attempts`` times.
+    """
+
+    url: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    timeout_s: Annotated[float, Meta(gt=0.0)] = 30.0
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 5
+
+
 class RuntimePolicy(Record, frozen=True, kw_only=True):
     """Limits of the actor runtime."""
 
@@ -91,7 +115,9 @@ class Config(Record, frozen=True, kw_only=True):
     root: Path
     mode: Mode = Mode.PREFERRED
     validation: Validation = Validation.METADATA
+    representation: Representation = Representation.FINAL
     wait: WaitPolicy = WaitPolicy()
     capacity: CapacityPolicy = CapacityPolicy()
     production: ProductionPolicy = ProductionPolicy()
+    remote: RemotePolicy = RemotePolicy()
     runtime: RuntimePolicy = RuntimePolicy()

@@ -15,6 +15,7 @@ class Stage(StrEnum):
     PLANNING = "planning"
     DOMAIN = "domain"
     LOOKUP = "lookup"
+    REMOTE = "remote"
     VALIDATION = "validation"
     PRODUCTION = "production"
     CAPACITY = "capacity"

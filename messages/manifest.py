@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from .base import Count, Digest, FileName, Generation, Id, Name, OffsetBytes, Record, Shape, SizeBytes, Stride
+from .composites import CompositeEntry
 from .dtypes import DType
 from .identity import ArtifactIdentity
 
@@ -127,7 +128,8 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     Tensors, blocks and pads stand in file order. ``content`` is independent of how tensors are split over files:
     BLAKE3 over name-sorted (name, kind, role, shape, dtype, stride, digest) and aliases.
 
-    ``packed`` came later and is left out of the encoding while it is empty; fields with a factory are always written.
+    Fields from ``packed`` on came later: they are left out of the encoding while they are empty. Those with a factory
+    are always written.
     """
 
     schema: Count = msgspec.field(default_factory=_schema)
@@ -140,6 +142,7 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     pads: tuple[PadEntry, ...] = msgspec.field(default_factory=_no_pads)
     files: tuple[FileEntry, ...]
     packed: tuple[PackedEntry, ...] = ()
+    composites: tuple[CompositeEntry, ...] = ()
 
 
 class ReadyMarker(Record, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ AnyMessage = (
     | report.ResolutionReport
     | report.PublicationReport
     | store.Lookup
+    | store.Fetch
     | store.Build
     | store.Release
     | store.ListLeases
@@ -20,6 +21,7 @@ AnyMessage = (
     | store.MeasureMemory
     | store.RecoverLeases
     | store.LookupArtifact
+    | store.FetchArtifact
     | store.BuildArtifact
     | store.CloseLease
     | store.BuildProgress

@@ -12,10 +12,14 @@ class Condition(StrEnum):
 
     DISABLED = "disabled"
     HIT = "hit"
+    MISS_FETCHABLE = "miss_fetchable"
     MISS_BUILDABLE = "miss_buildable"
     MISS = "miss"
+    INVALID_FETCHABLE = "invalid_fetchable"
     INVALID_BUILDABLE = "invalid_buildable"
     INVALID = "invalid"
+    REMOTE_FAILED_BUILDABLE = "remote_failed_buildable"
+    REMOTE_FAILED = "remote_failed"
     TRANSIENT = "transient"
     STORE_UNAVAILABLE = "store_unavailable"
     UNSUPPORTED = "unsupported"
@@ -30,6 +34,7 @@ class Action(StrEnum):
     """What the mode policy answers to a condition."""
 
     USE_LEASE = "use_lease"
+    FETCH = "fetch"
     BUILD = "build"
     LOAD_CANONICAL = "load_canonical"
     LOAD_CANONICAL_FRESH = "load_canonical_fresh"
@@ -41,6 +46,7 @@ class Outcome(StrEnum):
 
     DISABLED = "disabled"
     LOCAL_HIT = "local_hit"
+    LOCAL_FETCH = "local_fetch"
     LOCAL_BUILD = "local_build"
     LOCAL_JOIN = "local_join"
     CANONICAL = "canonical"

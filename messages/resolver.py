@@ -12,6 +12,7 @@ class Resolve(Message, frozen=True, kw_only=True, tag="resolver.resolve"):
 
     The model is touched once, by one restore commit or one canonical load. After a failed commit the touched module is
     discarded and canonical loading gets a fresh one. The asker chooses ``lease_id`` and owns that lease afterwards.
+    ``fetch`` says that a remote is configured, which is asked after a miss.
     """
 
     model_id: Id
@@ -19,6 +20,7 @@ class Resolve(Message, frozen=True, kw_only=True, tag="resolver.resolve"):
     mode: Mode
     validation: Validation
     build_before_load: bool
+    fetch: bool = False
 
 
 class Resolved(Message, frozen=True, kw_only=True, tag="resolver.resolved"):

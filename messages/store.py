@@ -32,6 +32,18 @@ class Lookup(Message, frozen=True, kw_only=True, tag="store.lookup"):
     validation: Validation
 
 
+class Fetch(Message, frozen=True, kw_only=True, tag="store.fetch"):
+    """Ask for a lease on the exact artifact, bringing it from the configured remote if it is missing.
+
+    Replies Leased (``built`` if this request brought it) or Missed. What is true of Build after an error or a cancel is
+    true here; what was received stays for the next attempt. The asker chooses ``lease_id``.
+    """
+
+    lease_id: Id
+    identity: ArtifactIdentity
+    validation: Validation
+
+
 class Build(Message, frozen=True, kw_only=True, tag="store.build"):
     """Ask for a lease, building the artifact with a registered producer if it is missing.
 
@@ -119,6 +131,14 @@ class RecoverLeases(Message, frozen=True, kw_only=True, tag="store.effect.recove
 
 class LookupArtifact(Message, frozen=True, kw_only=True, tag="store.effect.lookup"):
     """Look up, validate and lease. Outcome Leased or Missed."""
+
+    lease_id: Id
+    identity: ArtifactIdentity
+    validation: Validation
+
+
+class FetchArtifact(Message, frozen=True, kw_only=True, tag="store.effect.fetch"):
+    """Look up, fetch or join, and lease. Outcome Leased or Missed."""
 
     lease_id: Id
     identity: ArtifactIdentity

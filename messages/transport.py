@@ -93,6 +93,19 @@ class PackingInfo(Record, frozen=True, kw_only=True):
     reason: Text = ""
 
 
+class GatheringInfo(Record, frozen=True, kw_only=True):
+    """How the blocks of ranks that attached together travel: ``mode`` is ``gathered`` or ``rank-local``.
+
+    ``settled``: nothing is being tried. The others are what a block took in each mode, on the slowest rank, when the
+    ranks last tried both; None where that was not measured.
+    """
+
+    mode: Name
+    settled: bool
+    gathered_block_s: Seconds | None = None
+    local_block_s: Seconds | None = None
+
+
 class RingStats(Record, frozen=True, kw_only=True):
     """Counters of a slot ring since it was attached.
 
@@ -112,6 +125,7 @@ class RingStats(Record, frozen=True, kw_only=True):
     slots: Count = 0
     depth: Text = ""
     packing: PackingInfo | None = None
+    gathering: GatheringInfo | None = None
 
 
 class AttachmentInfo(Record, frozen=True, kw_only=True):

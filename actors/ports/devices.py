@@ -223,7 +223,8 @@ def _checked(request: Attach) -> Attach:
 
 def _streamed(module: torch.nn.Module, backing: HostBacking) -> set[int]:
     """The ids of the parameters that will show slots."""
-    return {id(module.get_parameter(tensor.name)) for plan in backing.blocks for tensor in plan.tensors}
+    names = {tensor.name for plan in backing.blocks for tensor in plan.tensors}
+    return {id(each) for name, each in module.named_parameters(remove_duplicate=False) if name in names}
 
 
 def _kind(backing: HostBacking, choice: BackingChoice) -> Backing:

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import torch
 
+from ...hwr.adapters import OpenAdapter, open_for
 from ...hwr.checkpoint import Checkpoint, open_checkpoint
-from ...hwr.contract import ProductionPlan
+from ...hwr.contract import Producer, ProductionPlan
 from ...hwr.digest_cache import DigestCache
+from ...hwr.fp8 import Fp8Producer, quantise_skeleton
 from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
 from ...hwr.load import load_canonical
+from ...hwr.load_produced import load_produced
 from ...hwr.ownership import survey
 from ...hwr.packed.logical import identity_to_use
 from ...hwr.planner import plan_ownership
@@ -22,7 +25,7 @@ from ...hwr.source import source_digest
 from ...hwr.source_memory import SourceMemory, source_fingerprint
 from ...hwr.write_watch import WriteWatch
 from ...messages.budget import Budget
-from ...messages.config import PackingPolicy
+from ...messages.config import PackingPolicy, Representation
 from ...messages.failure import Code, Stage, error
 from ...messages.plan import WeightPlan
 from ...messages.resolver import (
@@ -46,9 +49,14 @@ class LocalLoader:
     """Implements ``actors.resolver.LoaderPort``."""
 
     def __init__(
-        self, resources: Resources, digest_directory: DigestDirectory, packing: PackingPolicy = PackingPolicy.OFF
+        self,
+        resources: Resources,
+        digest_directory: DigestDirectory,
+        packing: PackingPolicy = PackingPolicy.OFF,
+        representation: Representation = Representation.FINAL,
     ) -> None:
         self._resources = resources
+        self._representation = representation
         self._digest_directory = digest_directory
         self._packing = packing
 
@@ -58,7 +66,7 @@ class LocalLoader:
         The digest of a checkpoint that nobody touched since it was made is remembered: then no weight file is opened.
         """
         entry = self._resources.models.get(effect.model_id)
-        prepared = _prepare(entry)
+        prepared = _prepare(entry, self._representation)
         entry.fingerprint = fingerprint = source_fingerprint(entry.source)
         directory = self._digest_directory(budget)
         memory = None if directory is None else SourceMemory(directory / "sources")
@@ -70,7 +78,9 @@ class LocalLoader:
             if memory is not None:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
-        identity = identity_for(prepared.record, prepared.ownership, digest, name)
+        adapter = _open_adapter(entry, prepared, budget)
+        adaptation = None if adapter is None else adapter.identity
+        identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
         identity = identity_to_use(identity, self._packing, prepared.ownership)
         producer_id = checkpoint_producer_id(effect.model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
@@ -106,10 +116,14 @@ class LocalLoader:
             entry.agreement.miss()
         if effect.fresh:
             entry.prepared = None
-        prepared = entry.prepared or _prepare(entry)
+        prepared = entry.prepared or _prepare(entry, self._representation)
         source = _open_source(entry, prepared, budget)
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
-            loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
+            _open_adapter(entry, prepared, budget)
+            if prepared.fp8 is None and prepared.adapter is None:
+                loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
+            else:
+                loaded_bytes = load_produced(prepared.module, _producer(prepared, source), budget)
         prepared.found = None
         _validate(prepared)
         entry.watch = WriteWatch(prepared.module)
@@ -134,16 +148,34 @@ class _SourceProducer:
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
         """As ``CheckpointProducer.produce``; also raises what opening and planning the checkpoint raise."""
         source = _open_source(self._entry, self._prepared, budget)
-        return CheckpointProducer(source.plan, source.checkpoint).produce(budget)
+        return _producer(self._prepared, source).produce(budget)
 
 
-def _prepare(entry: ModelEntry) -> Prepared:
+def _producer(prepared: Prepared, source: OpenSource) -> Producer:
+    """What makes the model's tensors of its checkpoint."""
+    if prepared.fp8 is not None:
+        return Fp8Producer(prepared.fp8, source.plan, source.checkpoint, prepared.adapter)
+    return CheckpointProducer(source.plan, source.checkpoint, prepared.adapter)
+
+
+def _open_adapter(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenAdapter | None:
+    """The adapter to be merged, opened once; None for base weights."""
+    if entry.adapter is not None and prepared.adapter is None:
+        prepared.adapter = open_for(entry.adapter, prepared.stored, prepared.record, budget)
+    return prepared.adapter
+
+
+def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
     """Everything that is known before the checkpoint is looked at."""
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and load again"):
         module: torch.nn.Module = build_skeleton(entry.factory)
     record: ModelRecord = entry.record or generic_record(module)
-    found = survey(module, record)
-    entry.prepared = Prepared(module, record, found.ownership, found)
+    if representation is Representation.FINAL:
+        found = survey(module, record)
+        entry.prepared = Prepared(module, record, found.ownership, found)
+    else:
+        fp8 = quantise_skeleton(module, record, representation)
+        entry.prepared = Prepared(module, record, fp8.ownership, None, fp8=fp8)
     return entry.prepared
 
 
@@ -151,7 +183,7 @@ def _open_source(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenS
     """The opened checkpoint, once; raises source_changed when it is not the one that the model was identified by."""
     if prepared.source is None:
         checkpoint: Checkpoint = open_checkpoint(entry.source)
-        plan: WeightPlan = plan_ownership(prepared.ownership, prepared.record, checkpoint, budget)
+        plan: WeightPlan = plan_ownership(prepared.stored, prepared.record, checkpoint, budget)
         _require_untouched(entry)
         prepared.source = OpenSource(checkpoint, plan)
     return prepared.source

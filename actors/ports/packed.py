@@ -30,7 +30,7 @@ def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) ->
         release: Callable[[], None] = hold.pop_all().close
     entries = {entry.name: entry for entry in lease.manifest.packed}
 
-    def hand_back(parameter: torch.nn.Parameter, stored: str) -> None:
+    def hand_back(parameter: torch.Tensor, stored: str) -> None:
         put_off(parameter, unpacking(entries[stored], lease.shared))
 
     try:

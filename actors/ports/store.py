@@ -10,12 +10,14 @@ from ...hwr.identity import artifact_key
 from ...hwr.memory import mapped_memory, process_memory
 from ...hwr.packed.logical import is_packed, logical_tensors
 from ...hwr.packed.producer import PackingProducer
+from ...hwr.remote.fsspec_remote import open_remote
 from ...hwr.store import LocalStore
 from ...messages.budget import Budget
 from ...messages.config import Config
 from ...messages.failure import HostWeightsError, printable
 from ...messages.store import (
     BuildArtifact,
+    FetchArtifact,
     Leased,
     LeaseInfo,
     Leases,
@@ -47,6 +49,22 @@ class LocalStorePort:
         if isinstance(found, Miss):
             return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
         return Leased(lease=self._enter(found))
+
+    def fetch(self, effect: FetchArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased | Missed:
+        """Bring the artifact from the configured remote or join, lease, and enter the lease into the resource table."""
+        store, policy = self._open(budget), self._config.remote
+        found = store.fetch(
+            effect.identity,
+            open_remote(policy),
+            policy.attempts,
+            effect.validation,
+            budget,
+            progress,
+            lease_id=effect.lease_id,
+        )
+        if isinstance(found, Miss):
+            return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
+        return Leased(lease=self._enter(found.lease), built=found.built, joined=found.joined)
 
     def build(self, effect: BuildArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased:
         """Build or join, lease, and enter the lease into the resource table."""

@@ -11,9 +11,8 @@ import torch
 from ...messages.plan import BlockPlan
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, Stream
-from ..transfer import Transfer
-from .contract import OpenTransfer, Room
-from .decoders import Decoder, Unpack, open_decoder
+from ..transfer import Transfer, Way
+from .decoders import Unpack, open_decoder
 from .plan import PLAIN, PackedBlock, PackedTensor
 from .stand_ins import stand_ins
 from .transfer import PackedTransfer
@@ -45,7 +44,7 @@ class Check(Protocol):
 class HandBack(Protocol):
     """Gives a parameter, which shows a stand-in, the values of the stored packed tensor of that name."""
 
-    def __call__(self, parameter: torch.nn.Parameter, stored: str) -> None:
+    def __call__(self, parameter: torch.Tensor, stored: str) -> None:
         """Now, or when somebody looks at it."""
         ...
 
@@ -121,7 +120,7 @@ class PackedBacking:
                 for tensor, stored in zip(block.tensors, block.stored, strict=True)
             ]
 
-    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def hand_back(self, block: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """What is stored plain has its values already."""
         packed = self._packed[block]
         for tensor, stored in zip(packed.tensors, packed.stored, strict=True):
@@ -137,20 +136,17 @@ class PackedBacking:
         }
 
     @property
-    def on_device(self) -> bool:
-        """Whether the device unpacks."""
+    def travels_packed(self) -> bool:
+        """Unless staged."""
         return not self._staged
 
-    def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy, room: Room
-    ) -> Transfer:
-        """Copy packed bytes, then unpack on the device."""
-        inner = plain(self.extents, device, copies, policy)
-
-        def decoder() -> Decoder:
-            return open_decoder(device, self._packed, self._unpack)
-
-        return PackedTransfer(inner, device, self._packed, decoder, room)
+    def open_transfer(self, way: Way, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """Bring packed bytes by ``way`` and unpack on the device."""
+        inner = way.open(self.extents, device, copies, policy)
+        blocks, staging_bytes = self._packed, way.slot_bytes(max(block.packed_bytes for block in self._packed))
+        return PackedTransfer(
+            inner, device, blocks, lambda: open_decoder(device, blocks, self._unpack), staging_bytes=staging_bytes
+        )
 
     def close(self) -> None:
         """Drop every view, then let the lease go. Idempotent."""

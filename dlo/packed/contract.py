@@ -1,18 +1,15 @@
 """What the ring's driver must know of a backing whose blocks are packed, and nothing else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
 from ...messages.transport import PackingInfo, RegistrationPolicy
-from ..contract import Device, HostBacking, Stream
+from ..contract import Device, Stream
 
 if TYPE_CHECKING:
-    from ..transfer import Transfer
-
-Room = Callable[[int], int]
-OpenTransfer = Callable[[HostBacking, Device, Stream, RegistrationPolicy], "Transfer"]
+    from ..transfer import Transfer, Way
 
 
 @runtime_checkable
@@ -23,22 +20,19 @@ class UnpackingBacking(Protocol):
     """
 
     @property
-    def on_device(self) -> bool:
-        """Whether packed bytes travel; else the host unpacks, and a block travels like any scattered one."""
+    def travels_packed(self) -> bool:
+        """Whether packed bytes travel and the device unpacks them; otherwise ``pack`` does, on the host."""
         ...
 
-    def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy, room: Room
-    ) -> "Transfer":
-        """A transfer of this backing, which is ``on_device``.
+    def open_transfer(self, way: "Way", device: Device, copies: Stream, policy: RegistrationPolicy) -> "Transfer":
+        """A transfer of this backing, which travels packed; ``way`` opens the one that moves the packed bytes."""
+        ...
 
-        ``plain`` opens the one that moves packed bytes, into memory of ``room`` bytes for a block of so many.
+    def hand_back(self, block: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Give parameters that show the block's parked tensors, by the plan's names, their values.
+
+        At the latest when somebody looks at them.
         """
-        ...
-
-    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Give parameters that show the block's parked tensors, by the plan's names, their values: at the latest when
-        somebody looks at them."""
         ...
 
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:

@@ -14,7 +14,6 @@ import torch
 from ...messages.transport import PackingInfo, RegistrationInfo
 from ..contract import Device, Event
 from ..transfer import Marker, Transfer, settle
-from .contract import Room
 from .decoders import Decoder
 from .pace import Pace
 from .plan import PackedBlock
@@ -53,9 +52,13 @@ class PackedTransfer:
         device: Device,
         blocks: Sequence[PackedBlock],
         decoder: Callable[[], Decoder],
-        room: Room,
+        *,
+        staging_bytes: int,
     ) -> None:
-        """Takes over ``inner``, also when it raises: no device memory, or no decoder."""
+        """Takes over ``inner``, also when it raises: no device memory, or no decoder.
+
+        ``staging_bytes`` is what ``inner`` needs of a slot for the largest packed block.
+        """
         self._inner = inner
         self._device = device
         self._blocks = tuple(blocks)
@@ -64,9 +67,8 @@ class PackedTransfer:
         self._copied_bytes = 0
         self._issued = 0
         try:
-            largest = max(room(block.packed_bytes) for block in blocks)
             count = min(STAGING_SLOTS, len(blocks))
-            self._staging = [_Staging(device.allocate(largest)) for _ in range(count)]
+            self._staging = [_Staging(device.allocate(staging_bytes)) for _ in range(count)]
             self._decoder = decoder()
         except BaseException:
             inner.close()

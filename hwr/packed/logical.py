@@ -8,6 +8,7 @@ import torch
 
 from ...messages.config import PackingPolicy
 from ...messages.dtypes import ITEM_SIZE_BYTES, DType
+from ...messages.failure import Code, Stage, error
 from ...messages.identity import ArtifactIdentity
 from ...messages.manifest import Manifest, PackedEntry, TensorEntry
 from ...messages.packed import CODEC, CODEC_VERSION, PART_MARK, Part, part_name, part_sizes
@@ -41,6 +42,8 @@ def wants_packing(policy: PackingPolicy, ownership: Ownership) -> bool:
     """Whether a model is published and looked up packed; decided before a weight is read."""
     if policy is not PackingPolicy.AUTO:
         return policy is PackingPolicy.ON
+    if ownership.composites:
+        return False
     sizes = [
         (torch.Size(tensor.shape).numel() * ITEM_SIZE_BYTES[tensor.dtype], tensor.dtype is DType.BF16)
         for tensor in ownership.tensors
@@ -51,8 +54,20 @@ def wants_packing(policy: PackingPolicy, ownership: Ownership) -> bool:
 
 
 def identity_to_use(identity: ArtifactIdentity, policy: PackingPolicy, ownership: Ownership) -> ArtifactIdentity:
-    """The identity that a model is looked up and published by under a policy."""
-    return packed_identity(identity) if wants_packing(policy, ownership) else identity
+    """The identity that a model is looked up and published by under a policy.
+
+    Raises unsupported for a model of which some tensors are taken apart, which are not packed besides.
+    """
+    if not wants_packing(policy, ownership):
+        return identity
+    if ownership.composites:
+        one, stored = ownership.composites[0], identity.representation.name
+        text = (
+            f"packing {policy.value} and representation {stored} do not go together: tensor {one.name} is stored as "
+            f"the parts of a {one.type}; set production.packing to auto or off, or representation to final"
+        )
+        raise error(Stage.PLANNING, Code.UNSUPPORTED, text, tensor=one.name)
+    return packed_identity(identity)
 
 
 def logical_tensors(manifest: Manifest) -> tuple[TensorEntry | PackedEntry, ...]:

@@ -126,7 +126,7 @@ def put_pending(group: Sequence[Place], stand_in: torch.Tensor, unpack: Unpack) 
         place.put(made)
 
 
-def put_off(parameter: nn.Parameter, unpack: Unpack) -> None:
+def put_off(parameter: torch.Tensor, unpack: Unpack) -> None:
     """Let a parameter, which shows a stand-in, wait for its values; one of another class than torch's gets them now."""
     with _UNPACKING:
         if type(parameter) is nn.Parameter and not parameter.requires_grad:

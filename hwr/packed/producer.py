@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -114,8 +115,7 @@ def _survey(inner: Producer, budget: Budget) -> tuple[ProductionPlan, dict[str, 
             forms[spec.name] = form
             packed.append(_entry(spec, form, name))
             specs.extend(_part_specs(spec, form))
-    aliases = plan.aliases
-    return ProductionPlan(tuple(specs), plan.blocks, aliases, tuple(packed)), forms
+    return replace(plan, tensors=tuple(specs), packed=tuple(packed)), forms
 
 
 def _part_specs(spec: TensorSpec, form: Form) -> Iterator[TensorSpec]:

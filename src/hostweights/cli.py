@@ -7,6 +7,8 @@ import typer
 
 from hostweights.commands.config import config
 from hostweights.commands.doctor import doctor
+from hostweights.commands.pull import pull
+from hostweights.commands.push import push
 from hostweights.commands.replay import replay
 from hostweights.commands.store_list import list_store
 from hostweights.commands.store_remove import gc, rm
@@ -75,6 +77,8 @@ def demo(
 
 app.command()(config)
 app.command()(doctor)
+app.command()(pull)
+app.command()(push)
 app.command()(replay)
 app.command()(top)
 app.command()(warm)

@@ -6,8 +6,9 @@ from hostweights.hwr.policy import condition_of, decide
 from hostweights.messages import Code, Failure, Mode, Stage
 from hostweights.messages.report import Action, Condition
 
-LEASE, BUILD, CANONICAL, FRESH, FAIL = (
+LEASE, FETCH, BUILD, CANONICAL, FRESH, FAIL = (
     Action.USE_LEASE,
+    Action.FETCH,
     Action.BUILD,
     Action.LOAD_CANONICAL,
     Action.LOAD_CANONICAL_FRESH,
@@ -18,10 +19,14 @@ TABLE = {
     #                                   disabled   preferred  required
     Condition.DISABLED: (CANONICAL, CANONICAL, FAIL),
     Condition.HIT: (FAIL, LEASE, LEASE),
+    Condition.MISS_FETCHABLE: (FAIL, FETCH, FETCH),
     Condition.MISS_BUILDABLE: (FAIL, BUILD, BUILD),
     Condition.MISS: (FAIL, CANONICAL, FAIL),
+    Condition.INVALID_FETCHABLE: (FAIL, FETCH, FETCH),
     Condition.INVALID_BUILDABLE: (FAIL, BUILD, BUILD),
     Condition.INVALID: (FAIL, CANONICAL, FAIL),
+    Condition.REMOTE_FAILED_BUILDABLE: (FAIL, BUILD, BUILD),
+    Condition.REMOTE_FAILED: (FAIL, CANONICAL, FAIL),
     Condition.TRANSIENT: (FAIL, CANONICAL, FAIL),
     Condition.STORE_UNAVAILABLE: (FAIL, CANONICAL, FAIL),
     Condition.UNSUPPORTED: (FAIL, FAIL, FAIL),

@@ -16,7 +16,7 @@ import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = ("observing.md", "serving.md", "settings.md")
+PAGES = ("observing.md", "quantisation.md", "remote.md", "serving.md", "settings.md")
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,17 @@ def test_the_observing_page_runs(place: Path, capsys: pytest.CaptureFixture[str]
     assert '"name": "resolver Resolve"' in capsys.readouterr().out
 
 
+def test_the_quantisation_page_runs(place: Path) -> None:
+    left = run_snippets("quantisation.md", place)
+
+    assert type(left["weight"]).__name__ == "Float8Tensor"
+    assert left["made"].built
+
+
+def test_the_remote_page_runs(place: Path) -> None:
+    assert run_snippets("remote.md", place)["model"].report.outcome == "local_hit"
+
+
 def test_the_serving_page_runs(place: Path) -> None:
     lifespan = run_snippets("serving.md", place)["lifespan"]
 
@@ -84,8 +95,18 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_commands_run(page: str, line: str, place: Path) -> None:
+    key = ""
     if page == "settings.md":
         run_snippets(page, place)  # writes the file that the commands read
+    if page == "remote.md":
+        key = run_snippets(page, place)["key"]
+        if " pull " in line:
+            run_command(line.replace(" pull ", " push ").replace("hostweights-other", "hostweights"), place, key)
+    run_command(line, place, key)
+
+
+def run_command(line: str, place: Path, key: str) -> None:
+    line = line.replace("$KEY", key)
     words = shlex.split(line.replace("/var/cache/hostweights", str(place / "store")))
     if words[0] == "hostweights":
         words = [sys.executable, "-m", *words]

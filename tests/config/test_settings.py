@@ -187,6 +187,15 @@ def test_D6_a_limit_can_be_taken_away_again(tmp_path: Path) -> None:
     assert config.capacity.max_store_bytes is None
 
 
+def test_A16_a_remote_can_be_set_in_every_layer(tmp_path: Path) -> None:
+    toml = f'root = "{ROOT}"\n[remote]\nurl = "file:///srv"\ntimeout_s = 3.0'
+
+    remote = read(tmp_path, toml, {"HOSTWEIGHTS_REMOTE_URL": "s3://bucket/a"}, {"remote.attempts": "2"}).config.remote
+
+    assert (remote.url, remote.timeout_s, remote.attempts) == ("s3://bucket/a", 3.0, 2)
+    assert read_config(environment={}, values={"root": ROOT}).remote.url is None
+
+
 COMBINATIONS: dict[str, tuple[dict[str, object], tuple[str, str]]] = {
     "artifact over store": (
         {"capacity.max_artifact_bytes": 2, "capacity.max_store_bytes": 1},
@@ -200,6 +209,10 @@ COMBINATIONS: dict[str, tuple[dict[str, object], tuple[str, str]]] = {
     "required and publish": (
         {"mode": "required", "production.publish_after_load": True},
         ("mode", "production.publish_after_load"),
+    ),
+    "packed and quantised": (
+        {"production.packing": "on", "representation": "fp8"},
+        ("production.packing", "representation"),
     ),
     "adopt without publish": (
         {"production.adopt": True, "production.publish_after_load": False},

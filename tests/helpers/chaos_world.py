@@ -32,6 +32,7 @@ from hostweights.messages.resolver import (
 )
 from hostweights.messages.store import (
     BuildArtifact,
+    FetchArtifact,
     Leased,
     LeaseInfo,
     Leases,
@@ -88,6 +89,7 @@ class World:
     damaged: bool = False
     """What is looked up does not match its checksum."""
     published: set[str] = field(default_factory=set)
+    remote: set[str] = field(default_factory=set)
     leases: dict[str, LeaseInfo] = field(default_factory=dict)
     models: dict[str, str | None] = field(default_factory=dict)
     attachments: dict[str, AttachmentInfo] = field(default_factory=dict)
@@ -136,6 +138,16 @@ class FakeStore:
         if key not in self.world.published:
             return Missed(key=key, condemned=0)
         return Leased(lease=self._lease(effect.lease_id, key))
+
+    def fetch(self, effect: FetchArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased | Missed:
+        self.world.may_fail(budget)
+        key = artifact_key(effect.identity)
+        if key not in self.world.remote:
+            return Missed(key=key, condemned=0)
+        progress(1, 1)
+        joined = key in self.world.published
+        self.world.published.add(key)
+        return Leased(lease=self._lease(effect.lease_id, key), built=not joined, joined=joined)
 
     def build(self, effect: BuildArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased:
         self.world.may_fail(budget)

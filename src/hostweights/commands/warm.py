@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.messages.config import Representation
+
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
@@ -47,6 +49,9 @@ def warm(
     packing: Annotated[
         str, typer.Option(help="on: bf16 blocks packed without loss; auto: for models that are mostly bf16; off.")
     ] = "off",
+    representation: Annotated[
+        Representation, typer.Option(help="How values are stored; FP8 needs the extra quant.")
+    ] = Representation.FINAL,
     ray: Annotated[
         bool, typer.Option("--ray", help="Publish on every node of the Ray cluster that RAY_ADDRESS names.")
     ] = False,
@@ -69,7 +74,7 @@ def warm(
     try:
         if ray:
             _everywhere(errors)
-        config = _config(root, packing)
+        config = _config(root, packing, representation)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
     except HostWeightsError as failed:
@@ -101,14 +106,15 @@ def _everywhere(errors: "Console") -> None:
     raise typer.Exit(2 if any(result.failure is not None for result in results) else 0)
 
 
-def _config(root: Path, packing: str) -> "Config":
+def _config(root: Path, packing: str, representation: Representation) -> "Config":
     from hostweights.messages.config import Config, PackingPolicy, ProductionPolicy
     from hostweights.messages.failure import Code, Stage, error
 
     if packing not in set(PackingPolicy):
         wrong = f"--packing {packing} is unknown; expected {', '.join(PackingPolicy)}"
         raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong)
-    return Config(root=str(root.absolute()), production=ProductionPolicy(packing=PackingPolicy(packing)))
+    production = ProductionPolicy(packing=PackingPolicy(packing))
+    return Config(root=str(root.absolute()), production=production, representation=representation)
 
 
 def _sources(
@@ -166,7 +172,7 @@ def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors
 
     budget = PlainBudget()
     results: list[Warmed] = []
-    with _cancelled_by_signals(budget.cancel), _bar(errors) as bar:
+    with cancelled_by_signals(budget.cancel), transfer_bar(errors) as bar:
         for each in found:
             for rank in range(tp_size):
                 show = partial(_show_step, bar, bar.add_task(each.name, total=None), each.name)
@@ -183,7 +189,8 @@ def _show_step(bar: "Progress", task: "TaskID", name: str, step: str, done: int,
     bar.update(task, description=f"{name}: {step}", completed=done, total=total)
 
 
-def _bar(errors: "Console") -> "Progress":
+def transfer_bar(errors: "Console") -> "Progress":
+    """A bar of bytes on standard error."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     return Progress(
@@ -192,7 +199,7 @@ def _bar(errors: "Console") -> "Progress":
 
 
 @contextmanager
-def _cancelled_by_signals(cancel: "Callable[[], None]") -> Iterator[None]:
+def cancelled_by_signals(cancel: "Callable[[], None]") -> Iterator[None]:
     """An interrupt ends the work between two chunks, with everything put away."""
     import signal
 

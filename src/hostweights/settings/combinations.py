@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from hostweights.messages.config import Config, Mode
+from hostweights.messages.config import Config, Mode, PackingPolicy, Representation
 from hostweights.messages.failure import HostWeightsError
 from hostweights.settings.catalog import refused
 
@@ -69,6 +69,15 @@ _RULES: Final = (
         "mode required never loads canonically, so there is nothing to publish after a load: set "
         "production.build_before_load, or mode preferred",
         if_set="production.publish_after_load",
+    ),
+    _Rule(
+        "production.packing",
+        "representation",
+        lambda config: (
+            config.production.packing is PackingPolicy.ON and config.representation is not Representation.FINAL
+        ),
+        "packing is for bf16 weights, and FP8 leaves none in the blocks: set the first to auto or off, or the second "
+        "to final",
     ),
     _Rule(
         "production.adopt",

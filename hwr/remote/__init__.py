@@ -1,0 +1,1 @@
+"""Artifacts on a remote: fetched into the local store, pushed from it."""

@@ -1,0 +1,198 @@
+"""A remote behind any URL that fsspec can open."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from urllib.parse import urlsplit
+
+from ...messages.config import RemotePolicy
+from ...messages.failure import Code, HostWeightsError, Stage, error
+from ..filesystem import files
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+_CHUNK_BYTES: Final = 8 * 1024**2
+_DENIED: Final = frozenset({401, 403})
+_ABSENT: Final = frozenset({404, 410})
+_RANGE_REFUSED: Final = 416
+
+
+class FsspecRemote:
+    """Implements ``contract.Remote``. Opened by ``open_remote``."""
+
+    def __init__(self, filesystem: AbstractFileSystem, root: str, url: str, timeout_s: float) -> None:
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+
+    @property
+    def url(self) -> str:
+        """The directory, without a slash at its end."""
+        return self._url
+
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Exactly this range, in one request that is not repeated."""
+        with self._answered("read", path):
+            data = self._cat(path, offset, offset + size_bytes)
+        if len(data) != size_bytes:
+            what = f"bytes {offset} to {offset + size_bytes} came as {len(data)} bytes"
+            raise self._failed(path, f"{what}: the answer was cut off or the file is shorter")
+        return data
+
+    def stream(self, path: str) -> Generator[bytes, None, None]:
+        """The file from its start, in one request."""
+        options: dict[str, object] = {}
+        if self._speaks_http():
+            from aiohttp import ClientTimeout
+
+            pause = ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s)
+            options = {"block_size": 0, "size": 1, "timeout": pause}  # a stream, without asking for the size first
+        with (
+            self._answered("read", path),
+            cast("BinaryIO", self._filesystem.open(self._full(path), "rb", **options)) as source,
+        ):
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+
+    def read_whole(self, path: str, limit_bytes: int) -> bytes:
+        """A small file, in one request."""
+        with self._answered("read", path):
+            data = self._cat(path, None, None)
+        if len(data) > limit_bytes:
+            raise self._failed(path, f"it has {len(data)} bytes, at most {limit_bytes} were expected")
+        return data
+
+    def write(self, path: str, source_fd: int, size_bytes: int) -> None:
+        """Write a file from the start of an open one."""
+        with self._answered("write", path):
+            self._make_parent(path)
+            with cast("BinaryIO", self._filesystem.open(self._full(path), "wb", block_size=_CHUNK_BYTES)) as target:
+                offset = 0
+                while offset < size_bytes:
+                    chunk = files().pread(source_fd, min(_CHUNK_BYTES, size_bytes - offset), offset)
+                    if not chunk:
+                        raise OSError(f"the local file ends at {offset}")
+                    target.write(chunk)
+                    offset += len(chunk)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Put a small file there: at once by a rename on a local disk, in one request on an object store."""
+        from fsspec.implementations.local import LocalFileSystem
+
+        with self._answered("write", path):
+            self._make_parent(path)
+            if isinstance(self._filesystem, LocalFileSystem):
+                unfinished = f"{self._full(path)}.{secrets.token_hex(8)}"
+                self._filesystem.pipe_file(unfinished, data)
+                self._filesystem.mv(unfinished, self._full(path))
+            else:
+                self._filesystem.pipe_file(self._full(path), data)
+
+    def _make_parent(self, path: str) -> None:
+        self._filesystem.makedirs(self._full(path).rpartition("/")[0], exist_ok=True)
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _cat(self, path: str, start: int | None, end: int | None) -> bytes:
+        from fsspec.asyn import AsyncFileSystem, sync
+
+        found: object
+        if end is not None and self._speaks_http():
+            found = self._http_range(path, start or 0, end)
+        elif isinstance(self._filesystem, AsyncFileSystem):
+            request, loop = self._filesystem._cat_file, self._filesystem.loop  # noqa: SLF001  the one call with a timeout
+            found = sync(loop, request, self._full(path), start=start, end=end, timeout=self._timeout_s)
+        else:
+            found = self._filesystem.cat_file(self._full(path), start=start, end=end)
+        assert isinstance(found, bytes), type(found)
+        return found
+
+    def _speaks_http(self) -> bool:
+        return "https" in self._filesystem.protocol
+
+    def _http_range(self, path: str, start: int, end: int) -> object:
+        """A range, or unsupported from a server that would send the whole file, of which nothing more is read."""
+        from fsspec.asyn import sync
+
+        opened = self._filesystem.open(self._full(path), "rb", block_size=1, size=end, cache_type="none")
+        try:
+            return sync(self._filesystem.loop, opened.async_fetch_range, start, end, timeout=self._timeout_s)
+        except ValueError:
+            text = f"{self._url}/{path}: the server knows no ranges"
+        raise error(Stage.REMOTE, Code.UNSUPPORTED, text, path=path)
+
+    @contextmanager
+    def _answered(self, doing: str, path: str) -> Iterator[None]:
+        """Turn whatever a file system raises into a typed failure, and nothing of its text: it may hold credentials."""
+        try:
+            yield
+        except HostWeightsError:
+            raise
+        except Exception as problem:  # noqa: BLE001  raised below, without the text it came with
+            failure = self._failure(doing, path, problem)
+        else:
+            return
+        raise failure  # outside the handler, so that no traceback shows what was caught
+
+    def _failure(self, doing: str, path: str, problem: Exception) -> HostWeightsError:
+        where, kind = f"{self._url}/{path}", type(problem).__name__
+        status = vars(problem).get("status")
+        if isinstance(problem, FileNotFoundError | NotADirectoryError) or status in _ABSENT:
+            return error(Stage.REMOTE, Code.ARTIFACT_MISSING, f"there is no {where}", path=path)
+        if isinstance(problem, TimeoutError):
+            text = f"could not {doing} {where} within {self._timeout_s} s; try again later or raise remote.timeout_s"
+            return error(Stage.REMOTE, Code.DEADLINE_EXCEEDED, text, retryable=True, path=path)
+        if isinstance(problem, PermissionError) or status in _DENIED:
+            text = f"may not {doing} {where}; give the credentials to the package behind this URL's scheme"
+            return error(Stage.REMOTE, Code.PERMISSION_DENIED, text, path=path)
+        if isinstance(problem, NotImplementedError):
+            return error(Stage.REMOTE, Code.UNSUPPORTED, f"{where} can only be read; push to another URL", path=path)
+        why = "the file is shorter than that" if status == _RANGE_REFUSED else kind + (f" {status}" if status else "")
+        return self._failed(path, f"could not {doing} it: {why}")
+
+    def _failed(self, path: str, what: str) -> HostWeightsError:
+        return error(Stage.REMOTE, Code.IO_ERROR, f"{self._url}/{path}: {what}", retryable=True, path=path)
+
+
+def open_remote(policy: RemotePolicy) -> FsspecRemote:
+    """Open a remote; makes no request.
+
+    Raises HostWeightsError: invalid_config without a URL, for one with credentials or a query in it, and for an unknown
+    scheme; unsupported when fsspec or the scheme's package is not installed.
+    """
+    url = policy.url
+    if url is None:
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, "no remote is configured; set remote.url")
+    _check_url(url)
+    scheme = urlsplit(url).scheme
+    try:
+        from fsspec.core import url_to_fs
+
+        filesystem, root = url_to_fs(url)
+    except ImportError as missing:
+        text = f"{url} needs a package that is not installed ({missing.name or scheme}): pip install "
+        raise error(Stage.REMOTE, Code.UNSUPPORTED, text + f"'hostweights[remote]' and fsspec's for {scheme}") from None
+    except ValueError:
+        text = f"fsspec knows no scheme {scheme!r}; expected a URL such as s3://bucket/weights or file:///srv/weights"
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, text) from None
+    return FsspecRemote(filesystem, root, url, policy.timeout_s)
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        text = (
+            f"the remote {shown} has credentials, a query or a fragment in its URL, where logs would show them; give "
+            "credentials in the environment or in the configuration of fsspec"
+        )
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, text)
+    if not parts.scheme:
+        text = f"the remote must be a URL, found {url!r}; for a directory write file://{url}"
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, text)

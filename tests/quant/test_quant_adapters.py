@@ -1,0 +1,145 @@
+"""A3: a merged adapter is part of the identity; an overlay stays outside."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+import torch
+from torch import nn
+
+from hostweights import (
+    Adapter,
+    Code,
+    Config,
+    HostWeights,
+    HostWeightsError,
+    Mode,
+    Representation,
+    Shard,
+    generic_record,
+    warm,
+)
+from hostweights.messages.identity import AdaptationKind
+from hostweights.messages.report import Outcome
+from loader_models import save
+from quant_kit import HIDDEN, WIDTH, Block, Stack, factory, plain_stack, run, torchao_schemes
+
+RANK = 4
+
+
+def factors(seed: int = 1) -> dict[str, torch.Tensor]:
+    """A change of every block's up projection, as PEFT names it."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, torch.Tensor] = {}
+    for number in range(3):
+        lead = f"base_model.model.blocks.{number}.up"
+        found[f"{lead}.lora_A.weight"] = torch.randn(RANK, WIDTH, generator=generator)
+        found[f"{lead}.lora_B.weight"] = torch.randn(HIDDEN, RANK, generator=generator)
+    return found
+
+
+def lora(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **settings: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    save(folder / "adapter_model.safetensors", factors() if tensors is None else tensors)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": RANK, "lora_alpha": 8, "bias": "none", **settings}))
+    return folder
+
+
+def merged(scale: float = 2.0) -> Stack:
+    model, change = plain_stack(), factors()
+    for number, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        lead = f"base_model.model.blocks.{number}.up"
+        up, down = change[f"{lead}.lora_B.weight"], change[f"{lead}.lora_A.weight"]
+        whole = block.up.weight.detach().float().addmm(up, down, alpha=scale).to(torch.bfloat16)
+        block.up.weight = nn.Parameter(whole, requires_grad=False)
+    return model
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save(tmp_path / "model.safetensors", plain_stack().state_dict())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("warmed", [False, True])
+async def test_A3_merged_weights_are_an_artifact_of_their_own(checkpoint: Path, tmp_path: Path, warmed: bool) -> None:
+    adapter = Adapter(lora(tmp_path / "lora"))
+    config = Config(root=str(tmp_path / "store"))
+    if warmed:
+        await anyio.to_thread.run_sync(lambda: warm(config, factory, checkpoint, adapter=adapter))
+    async with HostWeights(config) as host:
+        model = await host.load(factory, checkpoint, adapter=adapter)
+        assert model.report.outcome is (Outcome.LOCAL_HIT if warmed else Outcome.CANONICAL)
+        assert torch.equal(run(model.module), run(merged()))
+        assert model.identity is not None
+        assert model.identity.adaptation.kind is AdaptationKind.MERGED
+        if model.publication is not None:
+            await model.publication.wait()
+        base = await host.load(factory, checkpoint)
+        assert torch.equal(run(base.module), run(plain_stack()))
+        assert base.report.key != model.report.key
+    async with HostWeights(Config(root=config.root, mode=Mode.REQUIRED)) as host:
+        again = await host.load(factory, checkpoint, adapter=adapter)
+        assert torch.equal(run(again.module), run(merged()))
+
+
+def test_T35_other_factors_strength_or_scale_are_another_artifact(checkpoint: Path, tmp_path: Path) -> None:
+    config, folder = Config(root=str(tmp_path / "store")), lora(tmp_path / "one")
+    adapters = [
+        Adapter(folder),
+        Adapter(folder, strength=0.5),
+        Adapter(lora(tmp_path / "two", factors(2))),
+        Adapter(lora(tmp_path / "three", lora_alpha=12)),
+        Adapter(lora(tmp_path / "four", use_rslora=True)),
+    ]
+    keys = {warm(config, factory, checkpoint, adapter=adapter).key for adapter in adapters}
+    assert len(keys | {warm(config, factory, checkpoint).key}) == 6
+    moved = Adapter(lora(tmp_path / "elsewhere"))
+    assert not warm(config, factory, checkpoint, adapter=moved).built
+
+
+@pytest.mark.asyncio
+async def test_A3_an_adapter_is_merged_before_a_weight_is_quantised(checkpoint: Path, tmp_path: Path) -> None:
+    quantise, expected = torchao_schemes()["fp8 per tensor, dynamic"], merged()
+    for block in expected.blocks:
+        assert isinstance(block, Block)
+        for linear in (block.up, block.down):
+            linear.weight = nn.Parameter(quantise(linear.weight.detach()), requires_grad=False)
+    config = Config(root=str(tmp_path / "store"), representation=Representation.FP8)
+    async with HostWeights(config) as host:
+        model = await host.load(factory, checkpoint, adapter=Adapter(lora(tmp_path / "lora")))
+        assert torch.equal(run(model.module), run(expected))
+
+
+@pytest.mark.parametrize(
+    ("settings", "extra", "code"),
+    [
+        ({"use_dora": True}, {}, Code.UNSUPPORTED),
+        ({"bias": "all"}, {}, Code.UNSUPPORTED),
+        ({}, {"base_model.model.nothing.lora_A.weight": torch.zeros(4, 4)}, Code.COVERAGE_INCOMPLETE),
+        ({}, {"base_model.model.blocks.0.up.lora_B.weight": torch.zeros(4, 4)}, Code.SHAPE_MISMATCH),
+    ],
+)
+def test_A3_what_is_no_plain_merge_is_refused_and_nothing_is_published(
+    checkpoint: Path, tmp_path: Path, settings: dict[str, object], extra: dict[str, torch.Tensor], code: Code
+) -> None:
+    adapter = Adapter(lora(tmp_path / "lora", factors() | extra, **settings))
+    with pytest.raises(HostWeightsError) as refused:
+        warm(Config(root=str(tmp_path / "store")), factory, checkpoint, adapter=adapter)
+    assert refused.value.code is code
+    assert not list((tmp_path / "store").glob("artifacts/*/0*"))
+
+
+def test_A3_a_rank_merges_no_whole_factor(checkpoint: Path, tmp_path: Path) -> None:
+    record = replace(generic_record(plain_stack()), shards=(Shard("head.weight", 0),)).for_rank(2, 0)
+    with pytest.raises(HostWeightsError, match="one rank's share"):
+        warm(
+            Config(root=str(tmp_path / "store")),
+            factory,
+            checkpoint,
+            record=record,
+            adapter=Adapter(lora(tmp_path / "lora")),
+        )

@@ -1,0 +1,298 @@
+"""A16: an artifact on a remote comes exactly as it was published, or not at all."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from child_kit import Child
+from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.contract import BuildResult, Miss
+from hostweights.hwr.identity import artifact_key
+from hostweights.hwr.remote import download, ranges
+from hostweights.hwr.remote.fsspec_remote import open_remote
+from hostweights.hwr.store import LocalStore
+from hostweights.messages.config import CapacityPolicy, Validation, WaitPolicy
+from hostweights.messages.failure import Code, HostWeightsError, Stage
+from http_remote import http_remote, served
+from remote_kit import fetch, fetched, payload_files, policy, pushed
+from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store
+
+KEY = artifact_key(make_identity())
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    directory = tmp_path / "remote"
+    pushed(tmp_path / "origin", f"file://{directory}")
+    return directory
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return open_store(tmp_path / "root")
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "CHUNK_BYTES", 1024)
+
+
+def payload_bytes(remote: Path) -> int:
+    return sum(file.stat().st_size for file in payload_files(remote))
+
+
+def test_A16_a_local_directory_gives_every_byte(tmp_path: Path, remote: Path, store: LocalStore) -> None:
+    lease = fetched(store, f"file://{remote}")
+    assert_right_values(lease)
+    (sent,) = payload_files(remote)
+    assert (lease.directory / sent.name).read_bytes() == sent.read_bytes()
+    assert lease.manifest == hit(open_store(tmp_path / "origin")).manifest
+    assert not list((store.root / "downloads").iterdir())
+    hit(store, Validation.FULL).close()
+
+
+def test_A16_a_memory_filesystem_gives_the_artifact(tmp_path: Path, store: LocalStore) -> None:
+    url = f"memory://{tmp_path.name}"
+    pushed(tmp_path / "origin", url)
+    assert_right_values(fetched(store, url))
+    fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+
+
+def test_A16_a_server_gives_the_artifact_in_ranges(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote) as url:
+        assert_right_values(fetched(store, url))
+        requests, sent_bytes = served(url)
+    assert sent_bytes == payload_bytes(remote)
+    assert requests > 4
+
+
+def test_A16_what_no_remote_has_is_a_miss(tmp_path: Path, store: LocalStore) -> None:
+    with http_remote(tmp_path) as url:
+        for nothing in (url, f"file://{tmp_path}/nowhere", "memory://nowhere"):
+            assert isinstance(fetch(store, nothing), Miss)
+    assert isinstance(miss(store), Miss)
+
+
+def test_A16_a_hit_asks_no_remote(store: LocalStore) -> None:
+    build(store).lease.close()
+    result = fetch(store, "http://127.0.0.1:1")
+    assert isinstance(result, BuildResult)
+    assert not result.built
+
+
+@pytest.mark.parametrize("fault", ["reset", "truncate", "broken", "wrong"])
+def test_A16_one_fault_costs_one_more_request(remote: Path, store: LocalStore, fault: str) -> None:
+    with http_remote(remote) as url:
+        fetched(open_store(store.root.parent / "calm"), url)
+        calm, _ = served(url)
+    with http_remote(remote, fault) as url:
+        assert_right_values(fetched(store, url))
+        assert served(url)[0] > calm
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("reset*", Code.IO_ERROR),
+        ("truncate*", Code.IO_ERROR),
+        ("broken*", Code.IO_ERROR),
+        ("wrong*", Code.CHECKSUM_MISMATCH),
+        ("denied*", Code.PERMISSION_DENIED),
+    ],
+)
+def test_A16_a_fault_that_stays_is_typed_and_nothing_is_visible(
+    remote: Path, store: LocalStore, fault: str, code: Code
+) -> None:
+    with http_remote(remote, fault) as url, pytest.raises(HostWeightsError) as failed:
+        fetch(store, url)
+    assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, code)
+    assert "secret" not in repr(failed.value.failure)
+    assert "secret" not in repr((failed.value.__cause__, failed.value.__context__))
+    assert isinstance(miss(store), Miss)
+    assert not list((store.root / "staging").iterdir())
+
+
+@pytest.mark.parametrize("faults", [(), ("reset",), ("truncate", "broken"), ("wrong",), ("", "", "reset", "reset")])
+def test_A16_a_server_without_ranges_gives_the_artifact_too(
+    remote: Path, store: LocalStore, faults: tuple[str, ...]
+) -> None:
+    with http_remote(remote, "no-ranges", *faults) as url:
+        assert_right_values(fetched(store, url))
+    hit(store, Validation.FULL).close()
+
+
+def test_A16_without_ranges_no_answer_is_held_whole(remote: Path) -> None:
+    (file,) = payload_files(remote)
+    path = str(file.relative_to(remote))
+    with http_remote(remote, "no-ranges") as url:
+        port = open_remote(policy(url))
+        assert port.read(path, 0, 1024) == file.read_bytes()[:1024]
+        with pytest.raises(HostWeightsError, match="knows no ranges") as refused:
+            port.read(path, 1024, 1024)
+        assert refused.value.code is Code.UNSUPPORTED
+        assert b"".join(port.stream(path)) == file.read_bytes()
+
+
+def test_A16_without_ranges_what_came_right_is_kept_too(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, *[""] * 6, "broken*") as url, pytest.raises(HostWeightsError):
+        fetch(store, url)
+    (received,) = payload_files(store.root / "downloads")
+    assert received.stat().st_size >= 4 * 1024
+    with http_remote(remote, "no-ranges", "broken*") as url, pytest.raises(HostWeightsError) as failed:
+        fetch(store, url)
+    assert failed.value.code is Code.IO_ERROR
+    with http_remote(remote, "no-ranges") as url:
+        assert_right_values(fetched(store, url))
+
+
+def test_A16_a_server_without_ranges_that_sends_nothing_is_a_typed_timeout(remote: Path) -> None:
+    (file,) = payload_files(remote)
+    with http_remote(remote, "no-ranges", "stall*") as url, pytest.raises(HostWeightsError) as failed:
+        list(open_remote(policy(url, timeout_s=0.2)).stream(str(file.relative_to(remote))))
+    assert failed.value.code is Code.DEADLINE_EXCEEDED
+
+
+def test_A16_a_server_that_sends_nothing_is_a_typed_timeout(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, "stall*") as url, pytest.raises(HostWeightsError) as failed:
+        fetch(store, url, attempts=1, timeout_s=0.2)
+    assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, Code.DEADLINE_EXCEEDED)
+    assert failed.value.failure.retryable
+
+
+def test_A16_what_came_right_is_not_asked_for_again(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, *[""] * 6, "broken*") as url, pytest.raises(HostWeightsError):
+        fetch(store, url)
+    assert isinstance(miss(store), Miss)
+    with http_remote(remote) as url:
+        assert_right_values(fetched(store, url))
+        assert served(url)[1] <= payload_bytes(remote) - 4 * 1024
+
+
+def test_A16_a_killed_process_leaves_what_it_received(remote: Path, store: LocalStore) -> None:
+    code = """
+    from hostweights.hwr.remote import ranges
+    from remote_kit import fetch
+    ranges.CHUNK_BYTES = 1024
+    fetch(open_store(Path(sys.argv[1])), sys.argv[2], timeout_s=100.0)
+    """
+    with http_remote(remote, *[""] * 7, "stall*") as url:
+        with Child(code, store.root, url) as child:
+            while served(url)[0] < 8:
+                pass
+            child.signal(9)
+            assert child.wait() == -9
+        assert isinstance(miss(store), Miss)
+    with http_remote(remote) as url:
+        assert_right_values(fetched(store, url))
+        assert served(url)[1] < payload_bytes(remote)
+    assert names_under(store.root / "staging") == set()
+
+
+def test_A16_what_was_received_and_damaged_since_is_asked_for_again(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, *[""] * 8, "broken*") as url, pytest.raises(HostWeightsError):
+        fetch(store, url)
+    (received,) = payload_files(store.root / "downloads")
+    data = bytearray(received.read_bytes())
+    assert len(data) > 5 * 1024
+    data[4500] ^= 1
+    received.write_bytes(data)
+    assert_right_values(fetched(store, f"file://{remote}"))
+
+
+def test_A16_a_file_that_was_published_is_never_written_again(remote: Path, store: LocalStore) -> None:
+    lease = fetched(store, f"file://{remote}")
+    (sent,) = payload_files(remote)
+    place = store.root / "downloads" / f"{lease.manifest.key}.{sent.parent.name}"
+    place.mkdir()
+    (place / sent.name).hardlink_to(lease.directory / sent.name)
+    before = (lease.directory / sent.name).stat()
+    store.condemn(lease.manifest.key, lease.generation, Code.CHECKSUM_MISMATCH, "for the test")
+    again = fetched(store, f"file://{remote}")
+    assert again.generation == "00000002"
+    assert (again.directory / sent.name).stat().st_ino != before.st_ino
+    assert (lease.directory / sent.name).stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_A16_the_next_fetch_removes_what_nobody_went_on_with(
+    remote: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_key, old_manifest = "f" * 64, "e" * 64
+    downloads = store.root / "downloads"
+    for name in (f"{other_key}.{old_manifest}", f"{KEY}.{old_manifest}"):
+        (downloads / name).mkdir(parents=True)
+        (downloads / name / "weights-00001.safetensors").write_bytes(b"x")
+    fetched(store, f"file://{remote}").close()
+    assert [path.name for path in downloads.iterdir()] == [f"{other_key}.{old_manifest}"]
+    store.remove(KEY, "00000001")
+    monkeypatch.setattr(download, "_KEPT_S", -1.0)
+    fetched(store, f"file://{remote}").close()
+    assert not list(downloads.iterdir())
+
+
+def test_A16_two_that_fetch_at_once_bring_it_once(remote: Path, store: LocalStore) -> None:
+    results: list[BuildResult | Miss] = []
+    with http_remote(remote) as url:
+        both = [threading.Thread(target=lambda: results.append(fetch(store, url))) for _ in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert served(url)[1] == payload_bytes(remote)
+    found = [result for result in results if isinstance(result, BuildResult)]
+    assert sorted((result.built, result.joined) for result in found)[1] == (True, False)
+    assert len({result.lease.publication_id for result in found}) == 1
+
+
+def test_A16_an_artifact_over_the_limit_is_refused_before_a_byte_comes(remote: Path, tmp_path: Path) -> None:
+    small = LocalStore.open(
+        tmp_path / "small", WaitPolicy(), PlainBudget(), CapacityPolicy(max_store_bytes=payload_bytes(remote) // 2)
+    )
+    with http_remote(remote) as url:
+        with pytest.raises(HostWeightsError) as failed:
+            fetch(small, url)
+        assert served(url)[0] == 0
+    assert failed.value.code is Code.CAPACITY_EXCEEDED
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_T35_another_models_manifest_is_never_used(remote: Path, store: LocalStore, renamed: bool) -> None:
+    other = artifact_key(make_identity("acme/other"))
+    shutil.copytree(remote / KEY, remote / other)
+    if renamed:
+        pointer = remote / other / "artifact.json"
+        pointer.write_text(pointer.read_text().replace(KEY, other))
+    port = open_remote(policy(f"file://{remote}"))
+    with pytest.raises(HostWeightsError) as failed:
+        store.fetch(make_identity("acme/other"), port, 1, Validation.METADATA, PlainBudget(), lease_id="x")
+    assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, Code.MANIFEST_CORRUPT)
+
+
+def test_A16_a_wrong_byte_of_a_tensor_is_asked_for_again_and_then_refused(remote: Path, store: LocalStore) -> None:
+    clean = [""] * 6  # the header, and the first of the tensors
+    with http_remote(remote, *clean, "wrong*") as url, pytest.raises(HostWeightsError, match="twice") as failed:
+        fetch(store, url)
+    assert failed.value.code is Code.CHECKSUM_MISMATCH
+    assert isinstance(miss(store), Miss)
+    with http_remote(remote, *clean[:2], "wrong") as url:
+        assert_right_values(fetched(store, url))
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("https://user:secret@host/weights", Code.INVALID_CONFIG),
+        ("https://host/weights?token=secret", Code.INVALID_CONFIG),
+        ("/srv/weights", Code.INVALID_CONFIG),
+        ("nosuch://secretless", Code.INVALID_CONFIG),
+        ("s3://bucket", Code.UNSUPPORTED),
+    ],
+)
+def test_A16_a_url_that_cannot_work_is_refused_without_its_secrets(url: str, code: Code) -> None:
+    with pytest.raises(HostWeightsError) as failed:
+        open_remote(policy(url))
+    assert failed.value.code is code
+    assert "secret@" not in str(failed.value)
+    assert "=secret" not in str(failed.value)

@@ -1,0 +1,46 @@
+"""``hostweights push`` and ``hostweights pull``."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from hostweights.cli import app
+from hostweights.hwr.identity import artifact_key
+from store_kit import assert_right_values, hit, make_identity, open_store, published
+
+KEY = artifact_key(make_identity())
+
+
+def command(*arguments: str | Path) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_A16_push_and_pull_move_an_artifact_by_its_key(tmp_path: Path) -> None:
+    published(open_store(tmp_path / "origin")).close()
+    url = f"file://{tmp_path}/remote"
+    code, out, _ = command("push", KEY, url, "--root", tmp_path / "origin", "--json")
+    assert (code, json.loads(out)["already"]) == (0, False)
+    code, out, _ = command("push", KEY, url, "--root", tmp_path / "origin")
+    assert code == 0
+    assert "already there" in out
+    code, out, _ = command("pull", KEY, url, "--root", tmp_path / "here", "--json")
+    assert (code, json.loads(out)["already"]) == (0, False)
+    assert_right_values(hit(open_store(tmp_path / "here")))
+    code, out, _ = command("pull", KEY, "file:///nowhere", "--root", tmp_path / "here", "--json")
+    assert (code, json.loads(out)["already"]) == (0, True)
+
+
+def test_A16_an_unknown_or_malformed_key_is_named(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/remote"
+    for verb in ("push", "pull"):
+        code, _, err = command(verb, KEY, url, "--root", tmp_path / "here")
+        assert code == 2
+        assert "artifact_missing" in err
+        code, _, err = command(verb, "latest", url, "--root", tmp_path / "here")
+        assert code == 2
+        assert "64 hexadecimal digits" in err
+        code, _, err = command(verb, KEY, "https://user:secret@host/x", "--root", tmp_path / "here")
+        assert code == 2
+        assert "secret" not in err
