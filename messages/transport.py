@@ -78,9 +78,9 @@ class PackingInfo(Record, frozen=True, kw_only=True):
     """What unpacking costs and gains, in medians of the latest blocks.
 
     ``packed_bytes`` and ``plain_bytes`` are of all blocks; ``copied_bytes`` were copied since the backing was opened.
-    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``narrow``: blocks are unpacked on
-    few processors, beside compute, because compute is the bound; ``changes`` counts how often that was decided anew,
-    and ``reason`` says why it is as it is.
+    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``bound`` is what a forward waits
+    for, as far as that was seen: ``copy``, where packing makes forwards shorter, ``compute``, where unpacking makes
+    them longer, or ``unknown``; ``reason`` says why.
     """
 
     packed_bytes: SizeBytes
@@ -89,8 +89,7 @@ class PackingInfo(Record, frozen=True, kw_only=True):
     copy_s: Seconds = 0.0
     slack_s: Seconds = 0.0
     unpack_s: Seconds = 0.0
-    narrow: bool = False
-    changes: Count = 0
+    bound: Name = "unknown"
     reason: Text = ""
 
 

@@ -36,6 +36,14 @@ class Check(Protocol):
         ...
 
 
+class HandBack(Protocol):
+    """Gives a parameter, which shows a stand-in, the values of the stored packed tensor of that name."""
+
+    def __call__(self, parameter: torch.nn.Parameter, stored: str) -> None:
+        """Now, or when somebody looks at it."""
+        ...
+
+
 class PackedBacking:
     """A leased packed artifact's blocks; implements ``contract.HostBacking`` and ``packed.contract.UnpackingBacking``.
 
@@ -49,6 +57,7 @@ class PackedBacking:
         blocks: Sequence[PackedBlock],
         unpack: Unpack,
         check: Check,
+        hand_back: HandBack,
         *,
         staged: bool,
         release: Callable[[], None],
@@ -56,6 +65,7 @@ class PackedBacking:
         self._lease = lease
         self._packed = tuple(blocks)
         self._unpack = unpack
+        self._hand_back = hand_back
         self._staged = staged
         self._release: Callable[[], None] | None = release
         self.extents = PackedExtents(lease, blocks)
@@ -101,6 +111,13 @@ class PackedBacking:
                 self._lease.tensor(stored) if tensor.width == PLAIN else next(spare)
                 for tensor, stored in zip(block.tensors, block.stored, strict=True)
             ]
+
+    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """What is stored plain has its values already."""
+        packed = self._packed[block]
+        for tensor, stored in zip(packed.tensors, packed.stored, strict=True):
+            if tensor.width != PLAIN and tensor.name in parameters:
+                self._hand_back(parameters[tensor.name], stored)
 
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:
         """The block's tensors in private memory."""

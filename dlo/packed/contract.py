@@ -28,6 +28,11 @@ class UnpackingBacking(Protocol):
         """A transfer of this backing, which travels packed; ``way`` opens the one that moves the packed bytes."""
         ...
 
+    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Give parameters that show the block's parked tensors, by the plan's names, their values: at the latest when
+        somebody looks at them."""
+        ...
+
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:
         """The block's tensors by the plan's names, unpacked into private host memory."""
         ...

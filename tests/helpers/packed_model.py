@@ -59,7 +59,7 @@ def make_packable(directory: Path, blocks: int = 3) -> tuple[Packable, Path]:
 
 
 def packing_config(
-    root: Path,
+    root: Path | str,
     packing: PackingPolicy = PackingPolicy.ON,
     *,
     build: bool = True,
