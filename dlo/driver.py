@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
@@ -273,7 +274,8 @@ class RingDriver:
                 binding.drop()
             elif unpacking is not None:
                 binding.park()
-                unpacking.hand_back(block, dict(zip(binding.names, binding.parameters, strict=True)))
+                shown = zip(binding.names, binding.parameters, strict=True)
+                unpacking.hand_back(block, {name: each for name, each in shown if isinstance(each, nn.Parameter)})
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}
