@@ -21,7 +21,8 @@ class WeightGroup:
     Other waits and choices than the usual: ``dataclasses.replace``.
 
     ``group`` is used as it is and stays the engine's, who keeps it while a model is attached; its backend must serve
-    the device. With None, what the device needs is made at the attach and destroyed at the detach.
+    the device. When a rank is lost, a group on a GPU is aborted: its kernels would wait for that rank for ever.
+    With None, what the device needs is made at the attach and destroyed at the detach.
     """
 
     ranks: tuple[int, ...]

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Protocol
@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ...messages.failure import Code, Stage, error
+from ...messages.failure import Code, HostWeightsError, Stage, error
 from .ranks import RankGroup, lost_text
 
 POLL_S: Final = 20e-6
+GRACE_S: Final = 1.0
+"""What is on its way when the group breaks may still arrive: a rank that leaves after its last block has all of it."""
 TORCH_S: Final = timedelta(days=1)
 """For torch's own watch, which would end the process: ours is always earlier."""
 _HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -33,10 +35,11 @@ class DeviceGroup(Protocol):
 class Collective(Protocol):
     """Moves bytes among the ranks of one group."""
 
-    def gather(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> None:
-        """Fill ``slot`` with the ranks' parts in order; both uint8, the slot as long as all parts.
+    def start(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> Callable[[], None]:
+        """Begin to fill ``slot`` with the ranks' parts in order; both uint8, the slot as long as all parts.
 
-        Blocks the calling thread until the bytes are there. Raises HostWeightsError(group_broken) by the deadline.
+        What is returned blocks until the bytes are there. It may be called on another thread, in the order of the
+        starts, while later ones start. Both raise HostWeightsError(group_broken), by the deadline.
         """
         ...
 
@@ -51,9 +54,9 @@ class HostCollective:
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
 
-    def gather(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> None:
+    def start(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> Callable[[], None]:
         """Through gloo."""
-        self._ranks.share(slot, part, what)
+        return self._ranks.begin(slot, part, what)
 
     def close(self) -> None:
         """The rank group belongs to its owner."""
@@ -62,8 +65,8 @@ class HostCollective:
 class DeviceCollective:
     """Over a process group of the device's own kind (NCCL), on a stream of its own beside copies and compute.
 
-    The thread that calls watches its collective and aborts the communicator at the deadline: a kernel that waits for a
-    lost rank would otherwise keep the device for ever. ``made`` groups are ended by ``close``, given ones are not.
+    Who waits for a collective watches it and aborts the communicator at the deadline: a kernel that waits for a lost
+    rank would otherwise keep the device for ever. ``made`` groups are ended by ``close``, given ones are not.
     """
 
     def __init__(self, ranks: RankGroup, group: DeviceGroup, device: torch.device, *, made: bool) -> None:
@@ -73,16 +76,16 @@ class DeviceCollective:
         self._made = made
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
 
-    def gather(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> None:
-        """Launch, then watch until it is over."""
-        self._watched(slot, part, what, self._ranks.deadline_s)
+    def start(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> Callable[[], None]:
+        """Launch; what is returned watches until it is over."""
+        return self._launch(slot, part, what, self._ranks.deadline_s)
 
     def warm(self, deadline_s: float) -> None:
         """Make the communicator, which comes with the first collective, before a forward needs it."""
         part = torch.zeros(256, dtype=torch.uint8, device=self._device)
         slot = torch.empty(256 * self._ranks.size, dtype=torch.uint8, device=self._device)
         torch.cuda.current_stream(self._device).synchronize()
-        self._watched(slot, part, "the first collective", deadline_s)
+        self._launch(slot, part, "the first collective", deadline_s)()
 
     def close(self) -> None:
         """End the communicator if it was made here."""
@@ -90,24 +93,41 @@ class DeviceCollective:
         if group is not None and self._made:
             group.abort()
 
-    def _watched(self, slot: torch.Tensor, part: torch.Tensor, what: str, deadline_s: float) -> None:
+    def _launch(self, slot: torch.Tensor, part: torch.Tensor, what: str, deadline_s: float) -> Callable[[], None]:
         self._ranks.require_whole()
         until_s = time.monotonic() + deadline_s
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 assert self._group is not None
                 work = self._group._allgather_base(slot, part)  # noqa: SLF001 - what all_gather_into_tensor calls
-            while not work.is_completed():
-                if time.monotonic() > until_s:
-                    raise TimeoutError(f"not done within {deadline_s:g} s")  # noqa: TRY301 - one way out for both
-                time.sleep(POLL_S)
-            # What computes reads the slot from other streams: the collective must be over for all of them.
-            work.wait()
         except Exception as exc:
-            self._abort()
-            ranks, lost = list(self._ranks.ranks), list(self._ranks.absent())
-            text = f"{what}: {lost_text(self._ranks)}, and the collective failed: {exc}; attach again on all"
-            raise self._ranks.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=ranks, lost=lost)) from exc
+            raise self._failed(what, exc) from exc
+
+        def watch() -> None:
+            try:
+                self._watch(work, until_s)
+            except Exception as exc:
+                raise self._failed(what, exc) from exc
+
+        return watch
+
+    def _watch(self, work: dist.Work, until_s: float) -> None:
+        hurried = False
+        while not work.is_completed():
+            now_s = time.monotonic()
+            if self._ranks.broken and not hurried:
+                hurried, until_s = True, min(until_s, now_s + GRACE_S)
+            if now_s > until_s:
+                raise TimeoutError("it was not done by the deadline")
+            time.sleep(POLL_S)
+        # What computes reads the slot from other streams: the collective must be over for all of them.
+        work.wait()
+
+    def _failed(self, what: str, cause: Exception) -> HostWeightsError:
+        self._abort()
+        ranks, lost = list(self._ranks.ranks), list(self._ranks.absent())
+        text = f"{what}: {lost_text(self._ranks)}, and the collective failed: {cause}; attach again on all"
+        return self._ranks.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=ranks, lost=lost))
 
     def _abort(self) -> None:
         """Free the device from a kernel that waits for a lost rank; the group cannot be used any more."""

@@ -6,7 +6,7 @@ an exchange after a failure fails at once, and that every rank is told with the 
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -27,7 +27,8 @@ DEADLINE_S: Final = 60.0
 class RankGroup:
     """This process's end of a group of ranks; made by ``join`` on all of them, in the same order.
 
-    Used by one thread at a time. After any failure the group is broken for good: every later call raises that failure.
+    Shares begin on one thread at a time. After any failure the group is broken for good: every later call raises that
+    failure.
     """
 
     def __init__(
@@ -98,9 +99,15 @@ class RankGroup:
 
     def share(self, found: torch.Tensor, mine: torch.Tensor, what: str, deadline_s: float | None = None) -> None:
         """Gather everybody's ``mine`` (host memory, equal sizes and dtypes) into ``found``, in the order of ranks."""
+        self.begin(found, mine, what, deadline_s)()
+
+    def begin(
+        self, found: torch.Tensor, mine: torch.Tensor, what: str, deadline_s: float | None = None
+    ) -> Callable[[], None]:
+        """``share``, in two halves: what is returned waits for the bytes, on any thread, while later ones may begin."""
         if self.size == 1:
             found.copy_(mine)
-            return
+            return _nothing
         options = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # torch does not list it
         limit_s = self.deadline_s if deadline_s is None else deadline_s
         options.timeout = timedelta(seconds=limit_s)
@@ -108,9 +115,17 @@ class RankGroup:
             self._require_whole()
             assert self._group is not None
             try:
-                self._group.allgather([list(found.chunk(self.size))], [mine], options).wait()
+                work = self._group.allgather([list(found.chunk(self.size))], [mine], options)
             except Exception as exc:
                 raise self._lose(_lost(what, self, limit_s, exc)) from exc
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except Exception as exc:
+                raise self.lose(_lost(what, self, limit_s, exc)) from exc
+
+        return wait
 
     def lose(self, failure: HostWeightsError) -> HostWeightsError:
         """Break the group for a reason of the caller's: the others notice at their next exchange. Returns the first."""
@@ -124,6 +139,11 @@ class RankGroup:
             for rank, presence in zip(self.ranks, self._presences, strict=False)  # none are known while joining
             if (why := why_absent(presence)) is not None
         }
+
+    @property
+    def broken(self) -> bool:
+        """Whether anything broke the group."""
+        return self._failure is not None
 
     def require_whole(self) -> None:
         """Raise what broke the group, if anything did."""
@@ -144,6 +164,10 @@ class RankGroup:
     def _require_whole(self) -> None:
         if self._failure is not None:
             raise HostWeightsError(self._failure.failure)
+
+
+def _nothing() -> None:
+    """One rank waits for nobody."""
 
 
 def lost_text(ranks: RankGroup) -> str:

@@ -1,7 +1,7 @@
 """The gathers of one attached model: the same blocks in the same order on all ranks, checked before each."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -19,7 +19,7 @@ TIMES: Final = -1
 
 
 class Session:
-    """Counts the gathers of a model. ``gather`` runs on one thread at a time, in the order of issue.
+    """Counts the gathers of a model. ``begin`` runs on one thread at a time, in the order of issue.
 
     The order is that of the ring, which follows from the calls of blocks alone: equal forwards make equal orders. What
     a rank is about to gather travels ahead of the bytes, so ranks that differ are told so and no byte is mixed.
@@ -44,13 +44,14 @@ class Session:
                 )
                 raise error(Stage.TRANSPORT, Code.UNSUPPORTED, text, block=new.name)
 
-    def gather(
+    def begin(
         self, block: int, slot: torch.Tensor, part: torch.Tensor, copied: Event | None, after: Sequence[Event]
-    ) -> None:
-        """Wait for this rank's part and the slot's readers, agree on the block, gather it.
+    ) -> Callable[[], None] | None:
+        """Wait for this rank's part and the slot's readers, agree on the block, begin to gather it.
 
-        Raises HostWeightsError on all ranks alike: copy_failed (retryable) if a rank's part did not come,
-        group_mismatch if they gather different blocks, group_broken if a rank is lost.
+        What is returned waits for the bytes, on another thread: meanwhile the ranks agree on the next block. None for
+        an empty block. Raises HostWeightsError on all ranks alike: copy_failed (retryable) if a rank's part did not
+        come, group_mismatch if they gather different blocks, group_broken if a rank is lost.
         """
         name = self._plans[block].name
         failure = _failure_of(copied)
@@ -64,8 +65,7 @@ class Session:
             raise error(Stage.TRANSPORT, Code.COPY_FAILED, text, retryable=True, block=name, rank=failed[0])
         for event in after:
             settle(event)
-        if slot.numel():
-            self._collective.gather(slot, part, f"block {name!r}")
+        return self._collective.start(slot, part, f"block {name!r}") if slot.numel() else None
 
     def slowest(self, seconds: float | None) -> float | None:
         """The longest of all ranks' times, in the same place of the order on all; None if one rank has none."""

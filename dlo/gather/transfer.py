@@ -1,6 +1,6 @@
 """AllGather: each rank copies its part of a block to the device, and the parts become the block there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -26,8 +26,39 @@ class _Part:
         self.emptied: Event | None = None  # by the gather out of it
 
 
+class Lanes:
+    """Where gathers run, whatever the backing: on ``gathers`` they begin in turn, ``arrivals`` waits for their ends.
+
+    So two are under way: the ranks agree on a block while the one before travels.
+    """
+
+    def __init__(self, gathers: Stream, arrivals: Stream) -> None:
+        self.gathers = gathers
+        self.arrivals = arrivals
+        self._newest: dict[int, Event] = {}
+
+    def before(self, slot: torch.Tensor) -> tuple[Event, ...]:
+        """The newest gather into the slot: nobody may have wanted it, so nobody else waits for it."""
+        newest = self._newest.get(slot.data_ptr())
+        return () if newest is None else (Ended(newest),)
+
+    def run(self, slot: torch.Tensor, begin: Callable[[], Callable[[], None] | None]) -> Event:
+        """Gather into the slot; the event is the arrival."""
+        gather = _Gather(begin)
+        self.gathers.run(gather.start)
+        self.arrivals.wait(self.gathers.record())
+        self.arrivals.run(gather.finish)
+        arrived = self._newest[slot.data_ptr()] = self.arrivals.record()
+        return arrived
+
+    def close(self) -> None:
+        """End both streams."""
+        self.gathers.close()
+        self.arrivals.close()
+
+
 class GatherTransfer:
-    """Copies parts by ``parts``, in which this rank's part of block i is block ``first + i``; gathers on ``gathers``.
+    """Copies parts by ``parts``, in which this rank's part of block i is block ``first + i``; gathers on ``lanes``.
 
     Only ``issue`` is collective. What is expected next is copied ahead, which concerns this rank alone, so that a wrong
     guess costs a copy and no rank can get out of step by it.
@@ -39,7 +70,7 @@ class GatherTransfer:
         device: Device,
         parts: Transfer,
         first: int,
-        gathers: Stream,
+        lanes: Lanes,
         session: Session,
         rank: int,
         ranks: int,
@@ -48,7 +79,7 @@ class GatherTransfer:
         self._rank = rank
         self._parts = parts
         self._first = first
-        self._gathers = gathers
+        self._lanes = lanes
         self._session = session
         largest = max(cut.part_bytes for cut in self._cuts)
         count = min(PART_BUFFERS, len(self._cuts))
@@ -64,14 +95,15 @@ class GatherTransfer:
         cut = self._cuts[block]
         buffer = self._holder(block) or self._copy(block, self._spare())
         if began is not None:
-            began(self._gathers.record())
+            began(self._lanes.gathers.record())
         target, part = slot[: cut.padded_bytes], buffer.memory[: cut.part_bytes]
-        self._gathers.run(partial(self._session.gather, block, target, part, buffer.copied, tuple(after)))
+        waits = (*after, *self._lanes.before(slot))
+        arrived = self._lanes.run(slot, partial(self._session.begin, block, target, part, buffer.copied, waits))
         buffer.block = None
-        buffer.emptied = self._gathers.record()
+        buffer.emptied = arrived
         self._buffers.remove(buffer)
         self._buffers.append(buffer)
-        return buffer.emptied
+        return arrived
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Copy the parts of the nearest blocks into buffers that hold nothing wanted."""
@@ -124,6 +156,21 @@ class GatherTransfer:
             after = () if buffer.emptied is None else (Ended(buffer.emptied),)
             buffer.copied = self._parts.issue(self._first + block, buffer.memory[:size_bytes], after)
         return buffer
+
+
+class _Gather:
+    """One gather: begun on one thread, waited for on another."""
+
+    def __init__(self, begin: Callable[[], Callable[[], None] | None]) -> None:
+        self._begin = begin
+        self._end: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        self._end = self._begin()
+
+    def finish(self) -> None:
+        if self._end is not None:
+            self._end()
 
 
 class Ended:

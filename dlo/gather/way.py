@@ -14,7 +14,7 @@ from .cut import Cut
 from .ranks import JOIN_S, RankGroup
 from .session import Session, open_session
 from .shards import ShardBacking, WholeAndPart
-from .transfer import GatherTransfer
+from .transfer import GatherTransfer, Lanes
 
 
 class Gathering:
@@ -39,7 +39,7 @@ class Gathering:
         self._join_s = join_s
         self._collective: Collective | None = None
         self._session: Session | None = None
-        self._gathers: Stream | None = None
+        self._lanes: Lanes | None = None
         self._rounds: Rounds | None = None
         self._opened: GatherTransfer | ChoosingTransfer | None = None
 
@@ -67,11 +67,11 @@ class Gathering:
         else:
             self._session.require_equal(backing.blocks)
         assert self._session is not None
-        assert self._gathers is not None
+        assert self._lanes is not None
         kind = WholeAndPart if self._choose else ShardBacking
         parts = open_transfer(kind(backing, ranks.rank, ranks.size), device, copies, policy)
         try:
-            self._opened = self._over(parts, backing, device, self._gathers, self._session)
+            self._opened = self._over(parts, backing, device, self._lanes, self._session)
         except BaseException:
             parts.close()
             raise
@@ -84,28 +84,28 @@ class Gathering:
     def close(self) -> None:
         """Leave the group. Idempotent."""
         self._ranks.close()
-        if self._gathers is not None:
-            self._gathers.close()
+        if self._lanes is not None:
+            self._lanes.close()
         if self._collective is not None:
             self._collective.close()
 
     def _over(
-        self, parts: Transfer, backing: HostBacking, device: Device, gathers: Stream, session: Session
+        self, parts: Transfer, backing: HostBacking, device: Device, lanes: Lanes, session: Session
     ) -> GatherTransfer | ChoosingTransfer:
         ranks, count = self._ranks, len(backing.blocks)
         first = count if self._choose else 0
-        gathered = GatherTransfer(backing, device, parts, first, gathers, session, ranks.rank, ranks.size)
+        gathered = GatherTransfer(backing, device, parts, first, lanes, session, ranks.rank, ranks.size)
         if not self._choose:
             return gathered
         if self._rounds is None:
-            self._rounds = Rounds(device, gathers, session, count)
+            self._rounds = Rounds(device, lanes.gathers, session, count)
         return ChoosingTransfer(parts, gathered, self._rounds)
 
     def _meet(self, backing: HostBacking, device: Device) -> None:
-        if self._gathers is not None:
+        if self._lanes is not None:
             text = "an attach over this group failed before; join a new group on all ranks"
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)
-        self._gathers = device.stream("gathers")
+        self._lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
         with torch.inference_mode(mode=False):
             self._collective = open_collective(self._ranks, self._given, device.torch_device, self._join_s)
             self._session = open_session(self._ranks, self._collective, backing.blocks, self._join_s)

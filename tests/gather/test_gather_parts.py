@@ -1,6 +1,7 @@
 """The cut of a block among ranks, and what each rank reads and registers of the host's bytes."""
 
 import mmap
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from cuda_fake import FakeCuda, fake_device
 from dlo_support import KINDS, FileLease, Stack, discover, make_backing
+from hostweights.dlo import open_device
 from hostweights.dlo.gather import Gathering, RankGroup
 from hostweights.dlo.gather.cut import Cut
 from hostweights.dlo.gather.shards import ShardBacking
+from hostweights.dlo.gather.transfer import Lanes
 from hostweights.dlo.transfer import open_transfer
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy
@@ -84,6 +87,29 @@ def test_C4_a_rank_registers_the_pages_of_its_own_bytes_and_no_others(tmp_path: 
     copies.close()
     transfer.close()
     assert not runtime.registered
+    device.close()
+
+
+def test_C4_a_gather_begins_while_the_one_before_travels_and_waits_for_one_into_its_own_slot() -> None:
+    device = open_device("cpu")
+    lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
+    first, second = device.allocate(256), device.allocate(256)
+    begun, arrives = threading.Event(), threading.Event()
+
+    def arrival() -> None:
+        arrives.wait()
+
+    assert lanes.before(first) == ()
+    earlier = lanes.run(first, lambda: arrival)
+    later = lanes.run(second, begun.set)
+    assert begun.wait(10.0)
+    (before,) = lanes.before(first)
+    assert not before.done()
+    assert not later.done()
+    arrives.set()
+    for event in (before, earlier, later):
+        event.synchronize()
+    lanes.close()
     device.close()
 
 
