@@ -2,7 +2,8 @@
 
 Starts the ranks itself: one a GPU, or four on the CPU with a small model, to see that it runs. A forward's limit is
 max(compute when resident, bytes / ranks / link, blocks x gather), all measured in the same run; times are the slowest
-rank's. Rows are kept in $OUT/allgather-progress.json as they come.
+rank's. Rows are kept in $OUT/allgather-progress.json as they come. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are
+gathered as well, last: packing 10 GB takes minutes.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from torch import nn
 
 from benchmarks.results_format import Goal, Results
 from benchmarks.stream_model import Shape, Transformer, write_checkpoint
-from hostweights import Config, Mode, ProductionPolicy, open_sync
+from hostweights import Config, Mode, PackingPolicy, ProductionPolicy, open_sync
 
 Row = dict[str, object]
 
@@ -27,7 +29,8 @@ TOKENS = (1024, 4096, 16384)
 SMALL = (Shape(blocks=4, hidden=256, head=64), (16, 32, 64))
 CPU_RANKS = 4
 DEADLINE_S = 5.0
-STREAMED = ("rank-local", "allgather", "auto")
+PACKED = "packed allgather"
+STREAMED = ("rank-local", "allgather", "auto", PACKED)
 
 
 def run() -> Results:
@@ -38,7 +41,10 @@ def run() -> Results:
     with tempfile.TemporaryDirectory(prefix="hostweights-allgather-", ignore_cleanup_errors=True) as folder:
         suite = Suite(Path(folder), kind, gpus if kind == "cuda" else CPU_RANKS, shape, tokens)
         suite.prepare()
-        suite.run_ranks()
+        suite.run_ranks("plain")
+        if os.environ.get("HOSTWEIGHTS_BENCH_PACKED") == "1":
+            suite.publish(PackingPolicy.ON)
+            suite.run_ranks("packed")
         return {"rows": suite.rows, "goals": suite.goals()}
 
 
@@ -55,14 +61,21 @@ class Suite:
         """Write the checkpoint and publish it."""
         device = "cuda:0" if self.kind == "cuda" else "cpu"
         size_bytes = write_checkpoint(self.factory, self.checkpoint, device)
-        policy = ProductionPolicy(build_before_load=True)
+        self._keep({"method": "checkpoint", "bytes": size_bytes, "ranks": self.ranks, "device": self.kind})
+        self.publish(PackingPolicy.OFF)
+
+    def publish(self, packing: PackingPolicy) -> None:
+        """Build the artifact."""
+        began_s = time.perf_counter()
+        policy = ProductionPolicy(build_before_load=True, packing=packing)
         with open_sync(Config(root=str(self.root), mode=Mode.REQUIRED, production=policy)) as host:
             host.unload(host.load(self.factory, self.checkpoint))
-        self._keep({"method": "published", "bytes": size_bytes, "ranks": self.ranks, "device": self.kind})
+        self._keep({"method": f"published, packing {packing.value}", "seconds": time.perf_counter() - began_s})
 
-    def run_ranks(self) -> None:
-        """One process a rank; each step is a row once every rank has told it."""
+    def run_ranks(self, part: str) -> None:
+        """One process a rank, for the ``plain`` or ``packed`` steps; each is a row once every rank has told it."""
         words = [
+            part,
             self.root,
             self.checkpoint,
             self.kind,
@@ -72,7 +85,7 @@ class Suite:
             *self.tokens,
         ]
         command = [sys.executable, "-m", "benchmarks.allgather_worker", *map(str, words)]
-        shared = os.environ | {"WORLD_SIZE": str(self.ranks), "RENDEZVOUS": str(self.folder / "rendezvous")}
+        shared = os.environ | {"WORLD_SIZE": str(self.ranks), "RENDEZVOUS": str(self.folder / f"rendezvous-{part}")}
         workers = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=shared | {"RANK": str(rank)})
             for rank in range(self.ranks)
@@ -90,6 +103,8 @@ class Suite:
         """What was promised of this suite; times only where each rank has a GPU."""
         goals: list[Goal] = []
         for step in STREAMED:
+            if step == PACKED and not self._said(step):
+                continue
             equal = [bool(each["equal"]) for each in self._said(step)]
             met = bool(equal) and all(equal)
             goals.append(Goal(id=f"equal: {step}", goal="equal to the bit on all ranks", value=float(met), met=met))
@@ -125,11 +140,18 @@ class Suite:
         goals.append(Goal(id=f"faster-{fewest}", goal=f">= {wanted} x rank-local", value=faster, met=faster >= wanted))
         return goals
 
-    def _limit(self, tokens: int) -> float:
+    def _share(self, step: str) -> float:
+        """How many bytes travel for one of a block."""
+        attached = self._said(f"{step}, attach")[0]
+        return (
+            _number(attached["packed_bytes"]) / _number(attached["plain_bytes"]) if "packed_bytes" in attached else 1.0
+        )
+
+    def _limit(self, tokens: int, share: float = 1.0) -> float:
         link = min(_number(each["bytes_per_s"]) for each in self._said("link"))
         gather_s = max(_number(each["seconds"]) for each in self._said("gather"))
         copied_s = self.shape.blocks * self.shape.block_bytes / self.ranks / link
-        return max(self._seconds("resident", tokens), copied_s, self.shape.blocks * gather_s)
+        return max(self._seconds("resident", tokens), share * copied_s, share * self.shape.blocks * gather_s)
 
     def _seconds(self, step: str, tokens: int) -> float:
         found = [_number(each["seconds"]) for each in self._said(step) if each["tokens"] == tokens]
@@ -156,7 +178,8 @@ class Suite:
             if name not in {"step", "rank"}:
                 row[name] = _joined(name, [each[name] for each in same if name in each])
         if newest["step"] in STREAMED and self.kind == "cuda":
-            row["limit"] = round(_number(row["seconds"]) / self._limit(int(_number(newest["tokens"]))), 4)
+            limit_s = self._limit(int(_number(newest["tokens"])), self._share(str(newest["step"])))
+            row["limit"] = round(_number(row["seconds"]) / limit_s, 4)
         self._keep(row)
 
     def _keep(self, row: Row) -> None:

@@ -1,7 +1,7 @@
 """One rank of the suite ``allgather``: the same steps on every rank, a JSON line for each.
 
-Arguments: store root, checkpoint, ``cuda`` or ``cpu``, blocks, hidden, head, then the token counts. RANK, WORLD_SIZE
-and RENDEZVOUS (a file) come from the environment.
+Arguments: ``plain`` or ``packed``, store root, checkpoint, ``cuda`` or ``cpu``, blocks, hidden, head, then the token
+counts. RANK, WORLD_SIZE and RENDEZVOUS (a file) come from the environment.
 """
 
 import gc
@@ -21,14 +21,26 @@ from torch import nn
 
 from benchmarks.stream_model import Shape, Transformer, sample
 from benchmarks.stream_timing import Timing, link_bytes_per_s, mapped_bytes, measure, settle
-from hostweights import Config, HostWeightsError, Mode, SyncHostWeights, WeightGroup, open_sync
+from hostweights import (
+    Config,
+    HostWeightsError,
+    Mode,
+    PackingPolicy,
+    ProductionPolicy,
+    SyncHostWeights,
+    WeightGroup,
+    open_sync,
+)
 from hostweights.dlo.gather import RankGroup
 from hostweights.dlo.gather.collective import open_collective
 from hostweights.dlo.gather.cut import Cut
 
 KILL_DEADLINE_S = 5.0
-WARM_CHOICE = 9
-"""Forwards until both ways were tried twice and the ranks agreed."""
+PACKED = ProductionPolicy(packing=PackingPolicy.ON)
+WARM_PACKED = 4
+"""Forwards until it is known how fast blocks are to be unpacked."""
+WARM_CHOICE = 16
+"""Forwards until both ways were tried twice and the ranks agreed, once registration has ended."""
 
 
 class Rank:
@@ -66,12 +78,12 @@ class Rank:
         collective.close()
         ranks.close()
 
-    def resident(self) -> None:
+    def resident(self, step: str) -> None:
         """The whole model on the device."""
         with torch.device("meta"):
             module: nn.Module = Transformer(self.shape)
         module.load_state_dict(load_file(self.checkpoint, device=self.device), assign=True)
-        self.forwards("resident", module.requires_grad_(False).eval(), warm=1)
+        self.forwards(step, module.requires_grad_(False).eval(), warm=1)
         del module
         gc.collect()
         if self.device != "cpu":
@@ -83,7 +95,9 @@ class Rank:
         dist.barrier()
         began_s = time.perf_counter()
         attachment = host.attach(loaded, device=self.device, gather=group)
-        self.say(f"{step}, attach", seconds=time.perf_counter() - began_s)
+        packing = host.ring(attachment).packing
+        packed = {} if packing is None else {"packed_bytes": packing.packed_bytes, "plain_bytes": packing.plain_bytes}
+        self.say(f"{step}, attach", seconds=time.perf_counter() - began_s, **packed)
         with torch.inference_mode():
             self.forwards(step, loaded.module, warm=warm)
         dist.barrier()
@@ -146,8 +160,8 @@ def _code(call: Callable[[], object]) -> str:
 
 def main() -> None:
     """All steps, in the order that shows most first."""
-    root, checkpoint, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    blocks, hidden, head, *tokens = (int(each) for each in sys.argv[4:])
+    part, root, checkpoint, kind = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    blocks, hidden, head, *tokens = (int(each) for each in sys.argv[5:])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     dist.init_process_group(
         "gloo",
@@ -156,8 +170,13 @@ def main() -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     rank = Rank(root, checkpoint, kind, Shape(blocks, hidden, head), tuple(tokens))
+    if part == "packed":
+        rank.resident("resident, again")
+        with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=PACKED)) as host:
+            rank.streamed(host, "packed allgather", rank.group, WARM_PACKED)
+        return
     rank.limits()
-    rank.resident()
+    rank.resident("resident")
     with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
         rank.streamed(host, "rank-local", None, 1)
         rank.streamed(host, "allgather", rank.group, 1)

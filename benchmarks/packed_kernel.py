@@ -19,7 +19,7 @@ _ALIGNMENT = 256
 
 
 def kernel_rows(shape: Shape, device: str) -> list[dict[str, object]]:
-    """Milliseconds to unpack a block, by code width and by how much of the device it may take."""
+    """Milliseconds to unpack a block, by code width."""
     opened = open_device(device)
     assert isinstance(opened, CudaDevice)
     elements = shape.block_bytes // 2
@@ -31,46 +31,36 @@ def kernel_rows(shape: Shape, device: str) -> list[dict[str, object]]:
             counts = torch.bincount(((bits.to(torch.int32) >> 7) & 0xFF), minlength=256).tolist()
             table = commonest(counts, 1 << width)
             form = Form(width, table, bits.numel() - sum(counts[exponent] for exponent in table))
-            rows += _measure(opened, bits, form, copies=12)
+            rows.append(_measure(opened, bits, form, copies=12))
     finally:
         opened.close()
     return rows
 
 
-def _measure(device: CudaDevice, bits: torch.Tensor, form: Form, copies: int) -> list[dict[str, object]]:
+def _measure(device: CudaDevice, bits: torch.Tensor, form: Form, copies: int) -> dict[str, object]:
     block, extent = _block(bits, form, copies)
     packed = extent.to(device.torch_device)
     slot = torch.empty(block.plan.size_bytes, dtype=torch.uint8, device=device.torch_device)
     torch.cuda.synchronize()
     decoder = CudaDecoder(device, [block])
-    rows: list[dict[str, object]] = []
-    kept = cuda.NARROW_BLOCKS
     try:
-        for name, grid in (("wide", None), ("narrow", kept), ("narrow", 8), ("narrow", 16), ("narrow", 48)):
-            cuda.NARROW_BLOCKS = grid or kept
-            decoder.unpack(0, packed, slot, narrow=grid is not None)
-            begin = decoder.stream.record()
-            for _ in range(_ROUNDS):
-                decoder.unpack(0, packed, slot, narrow=grid is not None)
-            end = decoder.stream.record()
-            end.synchronize()
-            seconds = device.elapsed_s(begin, end) / _ROUNDS
-            wanted = bits.view(torch.uint8).to(slot.device)
-            equal = all(torch.equal(slot[t.target : t.target + t.size_bytes], wanted) for t in block.tensors)
-            rows.append(
-                {
-                    "step": "kernel",
-                    "width": form.width,
-                    "grid": f"{name} {grid or ''}",
-                    "ms": seconds * 1e3,
-                    "tb_per_s": (extent.numel() + slot.numel()) / seconds / 1e12,
-                    "equal": equal,
-                }
-            )
+        decoder.unpack(0, packed, slot)
+        begin = decoder.stream.record()
+        for _ in range(_ROUNDS):
+            decoder.unpack(0, packed, slot)
+        end = decoder.stream.record()
+        end.synchronize()
+        seconds = device.elapsed_s(begin, end) / _ROUNDS
+        wanted = bits.view(torch.uint8).to(slot.device)
+        return {
+            "step": "kernel",
+            "width": form.width,
+            "ms": seconds * 1e3,
+            "tb_per_s": (extent.numel() + slot.numel()) / seconds / 1e12,
+            "equal": all(torch.equal(slot[t.target : t.target + t.size_bytes], wanted) for t in block.tensors),
+        }
     finally:
-        cuda.NARROW_BLOCKS = kept
         decoder.close()
-    return rows
 
 
 def _block(bits: torch.Tensor, form: Form, copies: int) -> tuple[PackedBlock, torch.Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
@@ -181,6 +182,7 @@ class RingDriver:
                 slots=len(self._slots),
                 depth=self._depth,
                 packing=self._transfer.packing() if isinstance(self._transfer, UnpackingTransfer) else None,
+                gathering=self._way.gathering(),
             )
 
     def start_recording(self) -> Timeline:
@@ -271,9 +273,9 @@ class RingDriver:
             if terminal:
                 binding.drop()
             elif unpacking is not None:
-                values = unpacking.restored(block)
-                binding.move_home(binding.adapt([values[name] for name in binding.names]))
                 binding.park()
+                shown = zip(binding.names, binding.parameters, strict=True)
+                unpacking.hand_back(block, {name: each for name, each in shown if isinstance(each, nn.Parameter)})
             elif binding.bound:
                 binding.park()  # an interrupt tore the leave after the slot was given back
         self._slots, self._views = [], {}

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from ..messages.plan import TENSOR_ALIGNMENT_BYTES
-from ..messages.transport import RegistrationInfo, RegistrationPolicy
+from ..messages.transport import GatheringInfo, RegistrationInfo, RegistrationPolicy
 from .chunks import HostRange
 from .contract import Device, Event, HostBacking, HostMemory, Stream
 from .layout import round_up
@@ -68,6 +68,10 @@ class Way(Protocol):
 
     def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
         """Make the transfer out of a backing; the first, or one that takes over from the last one opened."""
+        ...
+
+    def gathering(self) -> GatheringInfo | None:
+        """How blocks of several ranks travel; None for a rank alone."""
         ...
 
 
@@ -285,8 +289,8 @@ def extents_of(backing: HostBacking) -> list[torch.Tensor]:
 
 def open_transfer(backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
     """Direct if every block of the backing is one extent, else staged; direct by registration where that matters."""
-    if isinstance(backing, UnpackingBacking):
-        return backing.open_transfer(open_transfer, device, copies, policy)
+    if isinstance(backing, UnpackingBacking) and backing.travels_packed:
+        return backing.open_transfer(RankLocal(), device, copies, policy)
     if any(backing.extent(block) is None for block in range(len(backing.blocks))):
         return StagedTransfer(backing, device, copies)
     memory = device.host_memory()
@@ -305,6 +309,10 @@ class RankLocal:
     def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
         """By what the backing and the device allow."""
         return open_transfer(backing, device, copies, policy)
+
+    def gathering(self) -> None:
+        """Nothing is gathered."""
+        return
 
 
 def _registration(backing: HostBacking, memory: HostMemory, policy: RegistrationPolicy) -> Registration:

@@ -1,22 +1,27 @@
 """Binding a model to a leased artifact: a plan that touches nothing, and one commit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final
 
+import torch
 from torch import nn
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from ..messages.manifest import Manifest, PackedEntry, TensorEntry
+from ..messages.manifest import Manifest, PackedEntry, TensorEntry, TensorKind
 from .contract import Lease
 from .module_tensors import bind
 from .ownership import OwnedTensor, Ownership, Survey, survey
-from .packed.logical import logical_tensors
+from .packed.logical import logical_tensors, unpacking
+from .packed.pending import Unpack, put_pending
 from .records import ModelRecord
 from .subclasses import reassemble
 
 RESTORER_SCHEMA: Final = 1
 """Rises whenever an older artifact could not be bound any more."""
+
+StandIns = Callable[[Sequence[PackedEntry]], Sequence[torch.Tensor]]
+"""Makes a tensor of each entry's shape, dtype and strides that costs no memory."""
 
 
 class RestorePlan:
@@ -31,6 +36,7 @@ class RestorePlan:
         lease: Lease,
         found: Survey,
         validator: Callable[[nn.Module], None] | None,
+        stand_ins: StandIns | None,
     ) -> None:
         self._module = module
         self._lease = lease
@@ -38,6 +44,7 @@ class RestorePlan:
         self._wholes = found.wholes
         self._seen = found.tensors
         self._validator = validator
+        self._stand_ins = stand_ins
         self._committed = False
 
     @property
@@ -78,18 +85,45 @@ class RestorePlan:
     def _bind_all(self) -> None:
         name = ""
         try:
+            waiting = self._waiting()
             for name, group in self._groups.items():
-                bind(group, self._lease.tensor(name))
+                if name in waiting:
+                    put_pending(group, *waiting[name])
+                else:
+                    bind(group, self._lease.tensor(name))
             if self._wholes:
                 name = self._wholes[0].name
                 reassemble(self._wholes)
         except Exception as problem:
             raise _failed(f"tensor {name} could not be bound: {problem}", name) from problem
 
+    def _waiting(self) -> dict[str, tuple[torch.Tensor, Unpack]]:
+        """The packed parameters that can wait, by name: not those that must keep their objects."""
+        if self._stand_ins is None:
+            return {}
+        packed = [
+            entry
+            for entry in self._lease.manifest.packed
+            if all(place.kind is TensorKind.PARAMETER and place.tensor.is_meta for place in self._groups[entry.name])
+        ]
+        shown = self._stand_ins(packed)
+        return {
+            entry.name: (stand_in, unpacking(entry, self._lease.shared))
+            for entry, stand_in in zip(packed, shown, strict=True)
+        }
 
-def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease, found: Survey | None = None) -> RestorePlan:
+
+def plan_restore(
+    module: nn.Module,
+    record: ModelRecord,
+    lease: Lease,
+    found: Survey | None = None,
+    stand_ins: StandIns | None = None,
+) -> RestorePlan:
     """Check that a lease holds exactly what a module owns; neither is touched.
 
+    With ``stand_ins``, a packed parameter is unpacked when it is first looked at, and shows one of these until then;
+    else at the commit.
     ``found`` is the module's survey, if one was made already; what was replaced since then is noticed at the commit.
     Compared are names, aliases, kinds, roles, shapes, dtypes, strides and blocks. That the lease is the artifact the
     caller asked for is the store's check. Raises restore_plan_failed naming the tensor, and what
@@ -103,7 +137,7 @@ def plan_restore(module: nn.Module, record: ModelRecord, lease: Lease, found: Su
         if place.tensor.is_meta:
             text = f"non-persistent buffer {place.name} has no values and no artifact holds them; build the skeleton "
             raise _refused(text + "with build_skeleton", place.name)
-    return RestorePlan(module, lease, found, record.validator)
+    return RestorePlan(module, lease, found, record.validator, stand_ins)
 
 
 def check_manifest(ownership: Ownership, manifest: Manifest) -> None:

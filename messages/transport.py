@@ -78,9 +78,9 @@ class PackingInfo(Record, frozen=True, kw_only=True):
     """What unpacking costs and gains, in medians of the latest blocks.
 
     ``packed_bytes`` and ``plain_bytes`` are of all blocks; ``copied_bytes`` were copied since the backing was opened.
-    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``narrow``: blocks are unpacked on
-    few processors, beside compute, because compute is the bound; ``changes`` counts how often that was decided anew,
-    and ``reason`` says why it is as it is.
+    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``bound`` is what a forward waits
+    for, as far as that was seen: ``copy``, where packing makes forwards shorter, ``compute``, where unpacking makes
+    them longer, or ``unknown``; ``reason`` says why.
     """
 
     packed_bytes: SizeBytes
@@ -89,9 +89,21 @@ class PackingInfo(Record, frozen=True, kw_only=True):
     copy_s: Seconds = 0.0
     slack_s: Seconds = 0.0
     unpack_s: Seconds = 0.0
-    narrow: bool = False
-    changes: Count = 0
+    bound: Name = "unknown"
     reason: Text = ""
+
+
+class GatheringInfo(Record, frozen=True, kw_only=True):
+    """How the blocks of ranks that attached together travel: ``mode`` is ``gathered`` or ``rank-local``.
+
+    ``settled``: nothing is being tried. The others are what a block took in each mode, on the slowest rank, when the
+    ranks last tried both; None where that was not measured.
+    """
+
+    mode: Name
+    settled: bool
+    gathered_block_s: Seconds | None = None
+    local_block_s: Seconds | None = None
 
 
 class RingStats(Record, frozen=True, kw_only=True):
@@ -113,6 +125,7 @@ class RingStats(Record, frozen=True, kw_only=True):
     slots: Count = 0
     depth: Text = ""
     packing: PackingInfo | None = None
+    gathering: GatheringInfo | None = None
 
 
 class AttachmentInfo(Record, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import msgspec
+import torch
 
 from ...dlo.backing import LeaseBacking, LeasedBlock, PrivateBacking, leased_blocks
 from ...dlo.contract import HostBacking
@@ -16,6 +17,7 @@ from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
 from ...hwr.memory import trim
+from ...hwr.packed.pending import KeptPacked
 from ...messages.budget import Budget
 from ...messages.failure import Code, Stage, error
 from ...messages.transport import (
@@ -63,11 +65,14 @@ class LocalDevices:
             if entry.lease_id is not None:
                 entry.require_untouched("streaming it")
             refuse_sharded(prepared.module)
+            packed = KeptPacked(prepared.module.parameters())
+            undo.callback(packed.undo)
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
             backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
             undo.callback(backing.close)
+            packed.unpack_others(_streamed(prepared.module, backing))
             way, leave = open_way(request, self._resources, budget)
             undo.callback(leave)
             streamer = Streamer.attach(
@@ -214,6 +219,11 @@ def _checked(request: Attach) -> Attach:
         choices = ", ".join(BackingChoice)
         text = f"attach was asked for what it does not have: {wrong}; backings are {choices}"
         raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
+
+
+def _streamed(module: torch.nn.Module, backing: HostBacking) -> set[int]:
+    """The ids of the parameters that will show slots."""
+    return {id(module.get_parameter(tensor.name)) for plan in backing.blocks for tensor in plan.tensors}
 
 
 def _kind(backing: HostBacking, choice: BackingChoice) -> Backing:

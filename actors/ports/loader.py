@@ -40,6 +40,7 @@ from ...messages.resolver import (
 )
 from ..resources import ModelEntry, OpenSource, Prepared, Resources, checkpoint_producer_id
 from .faults import answered
+from .packed import stand_ins_for
 
 DigestDirectory = Callable[[Budget], Path | None]
 
@@ -92,7 +93,7 @@ class LocalLoader:
         prepared = entry.need_prepared()
         lease = self._resources.leases.get(effect.lease_id).lease
         found, prepared.found = prepared.found, None
-        entry.restore = plan_restore(prepared.module, prepared.record, lease, found)
+        entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
         if entry.agreement is not None:
             entry.agreement.hit()
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)

@@ -8,10 +8,15 @@ import torch
 from ...dlo.discovery import BlockMap
 from ...dlo.packed.backing import PackedBacking
 from ...dlo.packed.plan import PLAIN, PackedTensor, packed_blocks
+from ...dlo.packed.stand_ins import stand_ins
 from ...hwr.contract import Lease, Producer, ProductionPlan
 from ...hwr.packed.codec import check_parts, escape_indices, unpack
+from ...hwr.packed.logical import unpacking
+from ...hwr.packed.pending import put_off
 from ...messages.budget import Budget
+from ...messages.manifest import PackedEntry
 from ...messages.packed import Part
+from ...messages.plan import BlockTensor
 
 
 def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) -> PackedBacking:
@@ -23,11 +28,32 @@ def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) ->
     with ExitStack() as hold:
         hold.enter_context(lease.hold(holder))
         release: Callable[[], None] = hold.pop_all().close
+    entries = {entry.name: entry for entry in lease.manifest.packed}
+
+    def hand_back(parameter: torch.nn.Parameter, stored: str) -> None:
+        put_off(parameter, unpacking(entries[stored], lease.shared))
+
     try:
-        return PackedBacking(lease, packed, unpack_into, check, staged=staged, release=release)
+        return PackedBacking(lease, packed, unpack_into, check, hand_back, staged=staged, release=release)
     except BaseException:
         release()
         raise
+
+
+def stand_ins_for(entries: Sequence[PackedEntry]) -> Sequence[torch.Tensor]:
+    """Tensors full of NaN in place of packed ones; each has an address of its own and costs no memory."""
+    planned = [
+        BlockTensor(
+            name=entry.name,
+            offset=0,
+            size_bytes=entry.size_bytes,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            stride=entry.stride,
+        )
+        for entry in entries
+    ]
+    return stand_ins([planned])[0]
 
 
 def with_values(producer: Producer, lease: Lease) -> Producer:

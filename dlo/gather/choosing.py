@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from ...messages.transport import RegistrationInfo
+from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, Stream
 from ..transfer import Marker, Transfer, settle
 from .choice import Choice, Mode
@@ -18,40 +18,111 @@ _LOG = logging.getLogger("hostweights")
 
 
 class _Round:
-    """One pass over as many blocks as the model has, all in one mode; ``agreed`` passes when its time is agreed on."""
+    """One pass over as many blocks as the model has, all in one mode; ``agreed`` passes when its time is agreed on.
 
-    def __init__(self, mode: Mode) -> None:
+    A round that began while memory was being registered has no time: later ones will be faster.
+    """
+
+    def __init__(self, mode: Mode, *, steady: bool) -> None:
         self.mode = mode
+        self.steady = steady
         self.ends: list[Event] = []
         self.agreed: Event | None = None
         self.block_s: float | None = None
 
 
-class ChoosingTransfer:
-    """Sends whole blocks by ``whole`` or by ``gathered``; both copy by the same transfer.
+class Rounds:
+    """The rounds of an attached model, whatever its backings: ranks may move to new ones at different moments.
 
     The times of a round travel while the next one runs, and count from the one after that: nobody waits for them, and
     all ranks change over at the same block.
     """
 
-    def __init__(
-        self, device: Device, whole: Transfer, gathered: GatherTransfer, gathers: Stream, session: Session, blocks: int
-    ) -> None:
+    def __init__(self, device: Device, gathers: Stream, session: Session, blocks: int) -> None:
         self._device = device
-        self._whole = whole
-        self._gathered = gathered
         self._gathers = gathers
         self._session = session
         self._blocks = blocks
         self._choice = Choice()
-        self._round = _Round(self._choice.mode)
+        self._round = _Round(self._choice.mode, steady=False)
         self._last: _Round | None = None
         self._before: Event | None = None  # the last block's end in the mode that was left, until one waited for it
 
     @property
-    def choice(self) -> Choice:
+    def mode(self) -> Mode:
+        """Of the round that runs."""
+        return self._round.mode
+
+    def next(self, registration: RegistrationInfo | None) -> tuple[Event, ...]:
+        """A block is about to be issued; it must wait for these events, beside its own.
+
+        The modes write slots on different streams: a copy that nobody wants any more may be on its way into the slot.
+        """
+        if len(self._round.ends) == self._blocks:
+            self._turn(steady=registration is None or registration.state != "running")
+        return () if self._before is None else (Ended(self._before),)
+
+    def issued(self, end: Event) -> None:
+        """The block was issued, and ``end`` is when it is there."""
+        self._before = None
+        self._round.ends.append(end)
+
+    def info(self) -> GatheringInfo:
         """What was measured and decided."""
-        return self._choice
+        return GatheringInfo(
+            mode=self._round.mode.value,
+            settled=self._choice.settled,
+            gathered_block_s=self._choice.seconds(Mode.GATHERED),
+            local_block_s=self._choice.seconds(Mode.LOCAL),
+        )
+
+    def settle(self) -> None:
+        """Wait for the times that are under way."""
+        if self._last is not None and self._last.agreed is not None:
+            settle(self._last.agreed)
+
+    def _turn(self, *, steady: bool) -> None:
+        """A round is over: take in the one before, whose time all ranks know by now, and send this one's."""
+        last, done = self._last, self._round
+        if last is not None and last.agreed is not None:
+            last.agreed.synchronize()
+            was_settled = self._choice.settled
+            self._choice.round(last.mode, last.block_s)
+            if self._choice.settled and not was_settled:
+                times = {mode.value: f"{(self._choice.seconds(mode) or 0.0) * 1e3:.2f} ms" for mode in Mode}
+                _LOG.info("blocks travel %s from now on: a block took %s", self._choice.mode.value, times)
+        if done.mode is not self._choice.mode:
+            self._before = done.ends[-1]
+        self._gathers.run(lambda: self._agree(done))
+        done.agreed = self._gathers.record()
+        self._last = done
+        self._round = _Round(self._choice.mode, steady=steady)
+
+    def _agree(self, done: _Round) -> None:
+        """The slowest rank's time is everybody's."""
+        measured_s = self._measure(done.ends)
+        found = self._session.slowest(measured_s if done.steady else None)
+        done.block_s = found
+        done.ends = []
+
+    def _measure(self, ends: Sequence[Event]) -> float | None:
+        """Seconds from one block to the next, the usual ones: pauses between forwards do not count."""
+        for event in ends:
+            settle(event)
+        try:
+            gaps = [self._device.elapsed_s(first, second) for first, second in pairwise(ends)]
+        except Exception:  # noqa: BLE001 - a copy failed, which the forward is told; its time means nothing
+            return None
+        return statistics.median(gaps) if gaps else None
+
+
+class ChoosingTransfer:
+    """Sends whole blocks by ``whole`` or by ``gathered``, as ``rounds`` says; both copy by the same transfer."""
+
+    def __init__(self, whole: Transfer, gathered: GatherTransfer, rounds: Rounds) -> None:
+        self._whole = whole
+        self._gathered = gathered
+        self._rounds = rounds
 
     @property
     def ahead(self) -> int:
@@ -60,13 +131,9 @@ class ChoosingTransfer:
 
     def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
         """By the mode of the round."""
-        if len(self._round.ends) == self._blocks:
-            self._turn()
-        if self._before is not None:  # the modes write slots on different streams
-            after = (*after, Ended(self._before))
-        event = self._now.issue(block, slot, after, began)
-        self._before = None
-        self._round.ends.append(event)
+        before = self._rounds.next(self._whole.registration())
+        event = self._now.issue(block, slot, (*after, *before), began)
+        self._rounds.issued(event)
         return event
 
     def expect(self, blocks: Sequence[int]) -> None:
@@ -82,45 +149,15 @@ class ChoosingTransfer:
         """Of the blocks and their parts together."""
         return self._whole.registration()
 
+    def gathering(self) -> GatheringInfo:
+        """What was measured and decided."""
+        return self._rounds.info()
+
     def close(self) -> None:
         """Both."""
-        if self._last is not None and self._last.agreed is not None:
-            settle(self._last.agreed)
+        self._rounds.settle()
         self._gathered.close()
 
     @property
     def _now(self) -> Transfer:
-        return self._gathered if self._round.mode is Mode.GATHERED else self._whole
-
-    def _turn(self) -> None:
-        """A round is over: take in the one before, whose time all ranks know by now, and send this one's."""
-        last, done = self._last, self._round
-        if last is not None and last.agreed is not None:
-            last.agreed.synchronize()
-            was_settled = self._choice.settled
-            self._choice.round(last.mode, last.block_s)
-            if self._choice.settled and not was_settled:
-                times = {mode.value: f"{(self._choice.seconds(mode) or 0.0) * 1e3:.2f} ms" for mode in Mode}
-                _LOG.info("blocks travel %s from now on: a block took %s", self._choice.mode.value, times)
-        if done.mode is not self._choice.mode:
-            self._before = done.ends[-1]
-        self._gathers.run(lambda: self._agree(done))
-        done.agreed = self._gathers.record()
-        self._last = done
-        self._round = _Round(self._choice.mode)
-
-    def _agree(self, done: _Round) -> None:
-        """The slowest rank's time is everybody's."""
-        found = self._session.slowest(self._measure(done.ends))
-        done.block_s = found
-        done.ends = []
-
-    def _measure(self, ends: Sequence[Event]) -> float | None:
-        """Seconds from one block to the next, the usual ones: pauses between forwards do not count."""
-        for event in ends:
-            settle(event)
-        try:
-            gaps = [self._device.elapsed_s(first, second) for first, second in pairwise(ends)]
-        except Exception:  # noqa: BLE001 - a copy failed, which the forward is told; its time means nothing
-            return None
-        return statistics.median(gaps) if gaps else None
+        return self._gathered if self._rounds.mode is Mode.GATHERED else self._whole

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...messages.failure import Code, Stage, error
-from .ranks import RankGroup
+from .ranks import RankGroup, lost_text
 
 POLL_S: Final = 20e-6
 TORCH_S: Final = timedelta(days=1)
@@ -105,8 +105,9 @@ class DeviceCollective:
             work.wait()
         except Exception as exc:
             self._abort()
-            text = f"{what}: the collective among ranks {list(self._ranks.ranks)} failed: {exc}; attach again on all"
-            raise self._ranks.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)) from exc
+            ranks, lost = list(self._ranks.ranks), list(self._ranks.absent())
+            text = f"{what}: {lost_text(self._ranks)}, and the collective failed: {exc}; attach again on all"
+            raise self._ranks.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=ranks, lost=lost)) from exc
 
     def _abort(self) -> None:
         """Free the device from a kernel that waits for a lost rank; the group cannot be used any more."""

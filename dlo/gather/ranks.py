@@ -5,7 +5,7 @@ an exchange after a failure fails at once, and that every rank is told with the 
 """
 
 import threading
-from collections import Counter
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
@@ -15,14 +15,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...messages.failure import Code, HostWeightsError, Stage, error
+from .meeting import meet
+from .presence import Presence, own_presence, why_absent
 
 JOIN_S: Final = 300.0
 """How long a rank waits at first for the others: they may still be loading."""
 DEADLINE_S: Final = 60.0
 """How far a rank may be behind another afterwards."""
-
-_JOINED: Final[Counter[str]] = Counter()
-"""How many groups of each name this process joined: a later one must not meet the addresses of an earlier one."""
 
 
 class RankGroup:
@@ -46,6 +45,7 @@ class RankGroup:
         self._group = group
         self._lock = threading.Lock()
         self._failure: HostWeightsError | None = None
+        self._presences: list[Presence] = []
 
     @classmethod
     def join(
@@ -67,15 +67,17 @@ class RankGroup:
             raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
         rank = ranks.index(dist.get_rank())
         key = f"hostweights/{name}/{'-'.join(map(str, ranks))}"
-        _JOINED[key] += 1
-        store = c10d.PrefixStore(f"{key}/{_JOINED[key]}", c10d._get_default_store())  # noqa: SLF001 - torch lists neither
+        until_s = time.monotonic() + join_s
         try:
-            group = c10d.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=join_s))
+            store = meet(c10d._get_default_store(), key, ranks, rank, join_s)  # noqa: SLF001 - torch lists it not
+            left_s = timedelta(seconds=max(until_s - time.monotonic(), 0.001))
+            group = c10d.ProcessGroupGloo(store, rank, len(ranks), left_s)
             made = cls(ranks, rank, group, deadline_s, store)  # type: ignore[arg-type]  # a backend has what is used of a group
         except Exception as exc:
             text = f"not all of the ranks {list(ranks)} came to group {name!r} within {join_s:g} s: {exc}"
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, group=name) from exc
-        made.exchange([0], f"joining {name!r}", join_s)
+        found = made.exchange(own_presence(), f"joining {name!r}", join_s)
+        made._presences = [(row[0], row[1], row[2]) for row in found]
         return made
 
     @property
@@ -108,12 +110,20 @@ class RankGroup:
             try:
                 self._group.allgather([list(found.chunk(self.size))], [mine], options).wait()
             except Exception as exc:
-                raise self._lose(_lost(what, self.ranks, limit_s, exc)) from exc
+                raise self._lose(_lost(what, self, limit_s, exc)) from exc
 
     def lose(self, failure: HostWeightsError) -> HostWeightsError:
         """Break the group for a reason of the caller's: the others notice at their next exchange. Returns the first."""
         with self._lock:
             return self._lose(failure)
+
+    def absent(self) -> dict[int, str]:
+        """Ranks whose processes on this host have ended or are stopped, and which of both: for a failure's text."""
+        return {
+            rank: f"process {presence[1]} {why}"
+            for rank, presence in zip(self.ranks, self._presences, strict=False)  # none are known while joining
+            if (why := why_absent(presence)) is not None
+        }
 
     def require_whole(self) -> None:
         """Raise what broke the group, if anything did."""
@@ -136,10 +146,18 @@ class RankGroup:
             raise HostWeightsError(self._failure.failure)
 
 
-def _lost(what: str, ranks: Sequence[int], limit_s: float, cause: Exception) -> HostWeightsError:
+def lost_text(ranks: RankGroup) -> str:
+    """Who was lost, as far as this host knows."""
+    absent = ranks.absent()
+    if absent:
+        return "; ".join(f"rank {rank} was lost ({why})" for rank, why in absent.items())
+    return f"a rank of {list(ranks.ranks)} was lost"
+
+
+def _lost(what: str, ranks: RankGroup, limit_s: float, cause: Exception) -> HostWeightsError:
     reason = str(cause).split(". This is typically", maxsplit=1)[0]
     text = (
-        f"{what}: a rank of {list(ranks)} was lost, or was more than {limit_s:g} s behind ({reason}); nothing was "
+        f"{what}: {lost_text(ranks)}, or was more than {limit_s:g} s behind ({reason}); nothing was "
         "computed from the block. Restart the ranks that ended and attach again on all of them"
     )
-    return error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=list(ranks))
+    return error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=list(ranks.ranks), lost=list(ranks.absent()))

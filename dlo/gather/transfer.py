@@ -5,9 +5,10 @@ from functools import partial
 
 import torch
 
-from ...messages.transport import RegistrationInfo
+from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, HostBacking, Stream
 from ..transfer import Marker, Transfer, settle
+from .choice import Mode
 from .cut import Cut
 from .session import Session
 
@@ -94,6 +95,10 @@ class GatherTransfer:
     def registration(self) -> RegistrationInfo | None:
         """Of this rank's parts."""
         return self._parts.registration()
+
+    def gathering(self) -> GatheringInfo:
+        """Always gathered."""
+        return GatheringInfo(mode=Mode.GATHERED.value, settled=True)
 
     def close(self) -> None:
         """End the copies of parts and let the buffers go; the gathers issued so far are over or have failed."""

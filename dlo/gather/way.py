@@ -4,10 +4,11 @@ import torch
 import torch.distributed as dist
 
 from ...messages.failure import Code, Stage, error
-from ...messages.transport import RegistrationPolicy
+from ...messages.transport import GatheringInfo, RegistrationPolicy
 from ..contract import Device, HostBacking, Stream
+from ..packed.contract import UnpackingBacking
 from ..transfer import RankLocal, Transfer, open_transfer
-from .choosing import ChoosingTransfer
+from .choosing import ChoosingTransfer, Rounds
 from .collective import Collective, open_collective
 from .cut import Cut
 from .ranks import JOIN_S, RankGroup
@@ -39,6 +40,8 @@ class Gathering:
         self._collective: Collective | None = None
         self._session: Session | None = None
         self._gathers: Stream | None = None
+        self._rounds: Rounds | None = None
+        self._opened: GatherTransfer | ChoosingTransfer | None = None
 
     @property
     def ranks(self) -> RankGroup:
@@ -57,6 +60,8 @@ class Gathering:
         ranks = self._ranks
         if ranks.size == 1:
             return open_transfer(backing, device, copies, policy)
+        if isinstance(backing, UnpackingBacking) and backing.travels_packed:
+            return backing.open_transfer(self, device, copies, policy)
         if self._session is None:
             self._meet(backing, device)
         else:
@@ -65,18 +70,16 @@ class Gathering:
         assert self._gathers is not None
         kind = WholeAndPart if self._choose else ShardBacking
         parts = open_transfer(kind(backing, ranks.rank, ranks.size), device, copies, policy)
-        count = len(backing.blocks)
-        first = count if self._choose else 0
         try:
-            gathered = GatherTransfer(
-                backing, device, parts, first, self._gathers, self._session, ranks.rank, ranks.size
-            )
-            if not self._choose:
-                return gathered
-            return ChoosingTransfer(device, parts, gathered, self._gathers, self._session, count)
+            self._opened = self._over(parts, backing, device, self._gathers, self._session)
         except BaseException:
             parts.close()
             raise
+        return self._opened
+
+    def gathering(self) -> GatheringInfo | None:
+        """Of the transfer opened last."""
+        return None if self._opened is None else self._opened.gathering()
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
@@ -85,6 +88,18 @@ class Gathering:
             self._gathers.close()
         if self._collective is not None:
             self._collective.close()
+
+    def _over(
+        self, parts: Transfer, backing: HostBacking, device: Device, gathers: Stream, session: Session
+    ) -> GatherTransfer | ChoosingTransfer:
+        ranks, count = self._ranks, len(backing.blocks)
+        first = count if self._choose else 0
+        gathered = GatherTransfer(backing, device, parts, first, gathers, session, ranks.rank, ranks.size)
+        if not self._choose:
+            return gathered
+        if self._rounds is None:
+            self._rounds = Rounds(device, gathers, session, count)
+        return ChoosingTransfer(parts, gathered, self._rounds)
 
     def _meet(self, backing: HostBacking, device: Device) -> None:
         if self._gathers is not None:

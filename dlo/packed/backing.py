@@ -9,8 +9,7 @@ import torch
 from ...messages.plan import BlockPlan
 from ...messages.transport import RegistrationPolicy
 from ..contract import Device, Stream
-from ..transfer import StagedTransfer, Transfer
-from .contract import OpenTransfer
+from ..transfer import Transfer, Way
 from .decoders import Unpack, open_decoder
 from .plan import PLAIN, PackedBlock, PackedTensor
 from .stand_ins import stand_ins
@@ -37,6 +36,14 @@ class Check(Protocol):
         ...
 
 
+class HandBack(Protocol):
+    """Gives a parameter, which shows a stand-in, the values of the stored packed tensor of that name."""
+
+    def __call__(self, parameter: torch.nn.Parameter, stored: str) -> None:
+        """Now, or when somebody looks at it."""
+        ...
+
+
 class PackedBacking:
     """A leased packed artifact's blocks; implements ``contract.HostBacking`` and ``packed.contract.UnpackingBacking``.
 
@@ -50,6 +57,7 @@ class PackedBacking:
         blocks: Sequence[PackedBlock],
         unpack: Unpack,
         check: Check,
+        hand_back: HandBack,
         *,
         staged: bool,
         release: Callable[[], None],
@@ -57,6 +65,7 @@ class PackedBacking:
         self._lease = lease
         self._packed = tuple(blocks)
         self._unpack = unpack
+        self._hand_back = hand_back
         self._staged = staged
         self._release: Callable[[], None] | None = release
         self.extents = PackedExtents(lease, blocks)
@@ -103,6 +112,13 @@ class PackedBacking:
                 for tensor, stored in zip(block.tensors, block.stored, strict=True)
             ]
 
+    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """What is stored plain has its values already."""
+        packed = self._packed[block]
+        for tensor, stored in zip(packed.tensors, packed.stored, strict=True):
+            if tensor.width != PLAIN and tensor.name in parameters:
+                self._hand_back(parameters[tensor.name], stored)
+
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:
         """The block's tensors in private memory."""
         packed = self._packed[block]
@@ -111,14 +127,18 @@ class PackedBacking:
             for tensor, stored in zip(packed.tensors, packed.stored, strict=True)
         }
 
-    def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy
-    ) -> Transfer:
-        """Copy packed bytes and unpack on the device, or unpack into staging."""
-        if self._staged:
-            return StagedTransfer(self, device, copies)
-        inner = plain(self.extents, device, copies, policy)
-        return PackedTransfer(inner, device, self._packed, lambda: open_decoder(device, self._packed, self._unpack))
+    @property
+    def travels_packed(self) -> bool:
+        """Unless staged."""
+        return not self._staged
+
+    def open_transfer(self, way: Way, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
+        """Bring packed bytes by ``way`` and unpack on the device."""
+        inner = way.open(self.extents, device, copies, policy)
+        blocks, staging_bytes = self._packed, way.slot_bytes(max(block.packed_bytes for block in self._packed))
+        return PackedTransfer(
+            inner, device, blocks, lambda: open_decoder(device, blocks, self._unpack), staging_bytes=staging_bytes
+        )
 
     def close(self) -> None:
         """Drop every view, then let the lease go. Idempotent."""

@@ -1,17 +1,15 @@
 """What the ring's driver must know of a backing whose blocks are packed, and nothing else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
 from ...messages.transport import PackingInfo, RegistrationPolicy
-from ..contract import Device, HostBacking, Stream
+from ..contract import Device, Stream
 
 if TYPE_CHECKING:
-    from ..transfer import Transfer
-
-OpenTransfer = Callable[[HostBacking, Device, Stream, RegistrationPolicy], "Transfer"]
+    from ..transfer import Transfer, Way
 
 
 @runtime_checkable
@@ -21,10 +19,18 @@ class UnpackingBacking(Protocol):
     So such a parameter that is read outside its block's forward is wrong loudly, and costs no memory.
     """
 
-    def open_transfer(
-        self, plain: OpenTransfer, device: Device, copies: Stream, policy: RegistrationPolicy
-    ) -> "Transfer":
-        """A transfer of this backing; ``plain`` opens the one that moves packed bytes."""
+    @property
+    def travels_packed(self) -> bool:
+        """Whether packed bytes travel and the device unpacks them; otherwise ``pack`` does, on the host."""
+        ...
+
+    def open_transfer(self, way: "Way", device: Device, copies: Stream, policy: RegistrationPolicy) -> "Transfer":
+        """A transfer of this backing, which travels packed; ``way`` opens the one that moves the packed bytes."""
+        ...
+
+    def hand_back(self, block: int, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Give parameters that show the block's parked tensors, by the plan's names, their values: at the latest when
+        somebody looks at them."""
         ...
 
     def restored(self, block: int) -> Mapping[str, torch.Tensor]:

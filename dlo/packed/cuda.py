@@ -20,11 +20,9 @@ from .plan import PLAIN, PackedBlock, PackedTensor
 SOURCE: Final = Path(__file__).with_name("unpack.cu")
 KERNEL: Final = "hostweights_unpack"
 THREADS: Final = 256
-WIDE_BLOCKS_PER_SM: Final = 5
-"""As many as fit with 48 registers a thread."""
-NARROW_BLOCKS = 24
-"""Enough to unpack a block of 400 MB within 2 ms, and few beside the 132 SMs of an H200."""
-
+BLOCKS_PER_SM: Final = 5
+"""As many as fit with 48 registers a thread. Fewer, on part of the device, were slower on an H200 at every length of a
+forward: beside compute as well, which waits for the processors that are taken however few they are."""
 _SMS: Final = 16
 _ALIGNMENT: Final = 256
 _FIELDS: Final = (
@@ -86,7 +84,7 @@ class CudaDecoder:
         self._blocks = tuple(blocks)
         with OnDevice(device.runtime, device.index):
             self._launcher = _launcher(device.index)
-        self._wide = WIDE_BLOCKS_PER_SM * device.runtime.attribute(_SMS, device.index)
+        self._grid = BLOCKS_PER_SM * device.runtime.attribute(_SMS, device.index)
         self._stream = device.stream("unpacking")
         described = [describe(block) for block in blocks]
         self._chunks = [chunks for _, chunks in described]
@@ -103,11 +101,11 @@ class CudaDecoder:
         """The unpacking stream."""
         return self._stream
 
-    def unpack(self, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
+    def unpack(self, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
         """Launch the kernel; refuses, before the launch, whatever would reach outside ``packed`` or ``slot``."""
         check_bounds(self._blocks[block], packed.numel(), slot.numel())
         chunks = self._chunks[block]
-        grid = min(chunks, NARROW_BLOCKS if narrow else self._wide)
+        grid = min(chunks, self._grid)
         table = self._table.data_ptr() + self._starts[block]
         count = len(self._blocks[block].tensors)
         arguments = (packed.data_ptr(), slot.data_ptr(), table, count, chunks)

@@ -22,8 +22,8 @@ class Decoder(Protocol):
         """Where it unpacks."""
         ...
 
-    def unpack(self, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
-        """Unpack in stream order; does not block. ``narrow`` leaves most of the device to others, where it can."""
+    def unpack(self, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
+        """Unpack in stream order; does not block."""
         ...
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class HostDecoder:
         """The unpacking stream."""
         return self._stream
 
-    def unpack(self, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:  # noqa: ARG002 - the port's parameter
+    def unpack(self, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
         """Run the host's decoder in stream order."""
         tensors = self._tensors[block]
         self._stream.run(lambda: self._unpack(tensors, packed, slot))

@@ -1,9 +1,4 @@
-"""Deciding how much of the device unpacking may take: pure, from measured times.
-
-Where the copy is the bound, a block is wanted the moment it is unpacked, so unpacking takes the whole device and ends
-soonest. Where compute is the bound, packed bytes lie ready while the slot is still read, and unpacking then runs beside
-the next block's compute with time to spare: it takes few of the device's processors, and costs compute little.
-"""
+"""What packed transfers take, and what that says of a forward: pure, from measured times."""
 
 import statistics
 from collections import deque
@@ -13,45 +8,36 @@ from ...messages.transport import PackingInfo
 
 _REMEMBERED: Final = 16
 _FEWEST: Final = 4
-NARROW_SHARE = 0.25
-"""Slack from this share of the copy on says that compute is the bound; half of that says that it is not any more."""
+SLACK_SHARE: Final = 0.25
+"""Packed bytes that usually wait for their slot for this share of the copy's time, or longer, say that compute is the
+bound: a slot that is still read is what unpacking waits for then."""
 
 
 class Pace:
-    """The latest transfers' times, and the decision for the next one."""
+    """The latest transfers' times."""
 
     def __init__(self) -> None:
         self._copies: deque[float] = deque(maxlen=_REMEMBERED)
         self._slacks: deque[float] = deque(maxlen=_REMEMBERED)
         self._unpacks: deque[float] = deque(maxlen=_REMEMBERED)
-        self._narrow = False
-        self._changes = 0
-
-    @property
-    def narrow(self) -> bool:
-        """Whether the next block is unpacked on few processors."""
-        return self._narrow
 
     def add(self, *, copy_s: float, slack_s: float, unpack_s: float) -> None:
         """A transfer ended: how long the copy took, how long its bytes then waited for the slot, and the unpacking."""
         self._copies.append(copy_s)
         self._slacks.append(max(slack_s, 0.0))
         self._unpacks.append(unpack_s)
-        if len(self._slacks) < _FEWEST:
-            return
-        recent = list(self._slacks)[-_FEWEST:]
-        share = NARROW_SHARE / 2 if self._narrow else NARROW_SHARE
-        narrow = statistics.median(recent) > share * statistics.median(self._copies)
-        self._changes += narrow != self._narrow
-        self._narrow = narrow
 
     def info(self, *, packed_bytes: int, plain_bytes: int, copied_bytes: int) -> PackingInfo:
         """The state as messages show it."""
         copy_s, slack_s, unpack_s = (_median(each) for each in (self._copies, self._slacks, self._unpacks))
-        bound = "compute is the bound: unpack on few processors beside it"
-        if not self._narrow:
-            bound = "the copy is the bound: unpack on the whole device"
-        reason = f"{bound} (copy {copy_s * 1e3:.2f} ms, slot free {slack_s * 1e3:.2f} ms after it)"
+        bound, reason = "unknown", "too little was measured yet"
+        if len(self._copies) >= _FEWEST:
+            bound = "compute" if slack_s > SLACK_SHARE * copy_s else "copy"
+            saved_s = copy_s * (plain_bytes / packed_bytes - 1.0)
+            gain = f"packing saves {saved_s * 1e3:.2f} ms of a block's copy"
+            if bound == "compute":
+                gain = f"a block costs compute at most {unpack_s * 1e3:.2f} ms more than a plain one"
+            reason = f"{gain} (copy {copy_s * 1e3:.2f} ms, slot free {slack_s * 1e3:.2f} ms after it)"
         return PackingInfo(
             packed_bytes=packed_bytes,
             plain_bytes=plain_bytes,
@@ -59,9 +45,8 @@ class Pace:
             copy_s=copy_s,
             slack_s=slack_s,
             unpack_s=unpack_s,
-            narrow=self._narrow,
-            changes=self._changes,
-            reason=reason if self._copies else "nothing was measured yet",
+            bound=bound,
+            reason=reason,
         )
 
 

@@ -11,16 +11,16 @@ from typing import Final
 
 import torch
 
-from ...messages.plan import TENSOR_ALIGNMENT_BYTES
 from ...messages.transport import PackingInfo, RegistrationInfo
 from ..contract import Device, Event
-from ..layout import round_up
 from ..transfer import Marker, Transfer, settle
 from .decoders import Decoder
 from .pace import Pace
 from .plan import PackedBlock
 
 STAGING_SLOTS: Final = 2
+_EVERY: Final = 4
+"""Of so many transfers one is measured: the mark of a begin keeps the next copy waiting for a moment."""
 _MEASURED: Final = 4
 """Transfers that may be unfinished when a later one is issued."""
 
@@ -47,19 +47,28 @@ class PackedTransfer:
     """Implements ``transfer.Transfer`` over one that moves the packed bytes."""
 
     def __init__(
-        self, inner: Transfer, device: Device, blocks: Sequence[PackedBlock], decoder: Callable[[], Decoder]
+        self,
+        inner: Transfer,
+        device: Device,
+        blocks: Sequence[PackedBlock],
+        decoder: Callable[[], Decoder],
+        *,
+        staging_bytes: int,
     ) -> None:
-        """Takes over ``inner``, also when it raises: no device memory, or no decoder."""
+        """Takes over ``inner``, also when it raises: no device memory, or no decoder.
+
+        ``staging_bytes`` is what ``inner`` needs of a slot for the largest packed block.
+        """
         self._inner = inner
         self._device = device
         self._blocks = tuple(blocks)
         self._pace = Pace()
         self._trips: deque[_Trip] = deque()
         self._copied_bytes = 0
+        self._issued = 0
         try:
-            largest = round_up(max(block.packed_bytes for block in blocks), TENSOR_ALIGNMENT_BYTES)
             count = min(STAGING_SLOTS, len(blocks))
-            self._staging = [_Staging(device.allocate(largest)) for _ in range(count)]
+            self._staging = [_Staging(device.allocate(staging_bytes)) for _ in range(count)]
             self._decoder = decoder()
         except BaseException:
             inner.close()
@@ -77,7 +86,9 @@ class PackedTransfer:
         self._staging.append(staging)
         begins: list[Event] = []
         waits = () if staging.emptied is None else (staging.emptied,)
-        copied = self._inner.issue(block, staging.memory, waits, begins.append)
+        self._issued += 1
+        measured = self._issued % _EVERY == 0 or began is not None
+        copied = self._inner.issue(block, staging.memory, waits, begins.append if measured else None)
         if began is not None and begins:
             began(begins[0])
         stream = self._decoder.stream
@@ -87,9 +98,7 @@ class PackedTransfer:
         unpacking = stream.record()
         for event in (copied, *after):  # what failed there fails the work up to the next event: this part too
             stream.wait(event)
-        self._decoder.unpack(
-            block, staging.memory[: packed.packed_bytes], slot[: packed.plan.size_bytes], narrow=self._pace.narrow
-        )
+        self._decoder.unpack(block, staging.memory[: packed.packed_bytes], slot[: packed.plan.size_bytes])
         staging.emptied = unpacked = stream.record()
         self._copied_bytes += packed.packed_bytes
         if begins:

@@ -112,15 +112,35 @@ __device__ inline void unpack_codes(const u8* mixed, const u8* codes, const u8* 
     }
 }
 
-__device__ inline void put_escapes(const u8* packed, const Tensor& tensor, u64 chunk, const u8* mixed, u16* out,
-                                   u32 elements) {
+// A thread's first escape of a chunk, read while the codes are still being unpacked; position CHUNK if it has none.
+struct Escape {
+    u64 at, end;
+    u32 position;
+    u32 exponent;
+};
+
+__device__ inline Escape first_escape(const u8* packed, const Tensor& tensor, u64 chunk) {
     const u32* starts = reinterpret_cast<const u32*>(packed + tensor.starts);
+    const u64 begin = starts[chunk], found = starts[chunk + 1];
+    Escape escape = {begin + threadIdx.x, found < tensor.escapes ? found : tensor.escapes, CHUNK, 0};
+    if (escape.at < escape.end) {
+        escape.position = reinterpret_cast<const u16*>(packed + tensor.positions)[escape.at];
+        escape.exponent = (packed + tensor.exponents)[escape.at];
+    }
+    return escape;
+}
+
+__device__ inline void put_escapes(const u8* packed, const Tensor& tensor, Escape escape, const u8* mixed, u16* out,
+                                   u32 elements) {
     const u16* positions = reinterpret_cast<const u16*>(packed + tensor.positions);
     const u8* exponents = packed + tensor.exponents;
-    const u64 begin = starts[chunk], found = starts[chunk + 1], end = found < tensor.escapes ? found : tensor.escapes;
-    for (u64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
-        const u32 position = positions[at];
-        if (position < elements) out[position] = element(mixed[position], exponents[at]);
+    while (escape.at < escape.end) {
+        if (escape.position < elements) out[escape.position] = element(mixed[escape.position], escape.exponent);
+        escape.at += blockDim.x;
+        if (escape.at < escape.end) {
+            escape.position = positions[escape.at];
+            escape.exponent = exponents[escape.at];
+        }
     }
 }
 
@@ -142,6 +162,8 @@ __device__ inline void unpack_chunk(const u8* packed, u8* slot, const Tensor& te
     const u64 left = tensor.elements - first;
     const u32 elements = left < CHUNK ? u32(left) : CHUNK;
     u16* out = reinterpret_cast<u16*>(slot + tensor.target) + first;
+    Escape escape = {0, 0, CHUNK, 0};
+    if (tensor.escapes) escape = first_escape(packed, tensor, chunk);
     uint4 table = {0, 0, 0, 0};
     if (tensor.width == 4) {
         table = *reinterpret_cast<const uint4*>(packed + tensor.table);
@@ -155,7 +177,7 @@ __device__ inline void unpack_chunk(const u8* packed, u8* slot, const Tensor& te
     }
     if (tensor.escapes == 0) return;  // for all threads of the block alike
     __syncthreads();
-    put_escapes(packed, tensor, chunk, mixed, out, elements);
+    put_escapes(packed, tensor, escape, mixed, out, elements);
 }
 
 extern "C" __global__ void __launch_bounds__(256) hostweights_unpack(const u8* packed, u8* slot, const Tensor* tensors,

@@ -1,6 +1,7 @@
-"""Packing and unpacking bf16 tensors on the CPU, as ``messages.packed`` lays their parts out.
+"""Packing and unpacking bf16 tensors, as ``messages.packed`` lays their parts out.
 
 Torch's vectorised operations on segments of bounded size, spread over cores by torch; bytes are the same everywhere.
+What packs also does so where the patterns are on another device.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import torch
 
 from ...messages.failure import Code, HostWeightsError, Stage, error
 from ...messages.packed import CHUNK_ELEMENTS, MAX_ELEMENTS, WIDTHS, Part, chunks, part_sizes
-from .form import EXPONENTS, SEGMENT_ELEMENTS, Form
+from .form import EXPONENTS, SEGMENT_ELEMENTS, Form, segment_elements
 
 Parts = Mapping[Part, torch.Tensor]
 """uint8, one dimension, one tensor per part."""
@@ -25,19 +26,21 @@ _LOW_BIT_OF_BYTES: Final = 0x0101010101010101
 
 
 def pack(bits: torch.Tensor, form: Form) -> dict[Part, torch.Tensor]:
-    """Pack int16 patterns; every part has memory of its own.
+    """Pack int16 patterns on the device where they are; every part has memory of its own, there.
 
     Raises HostWeightsError(source_changed) when the patterns have another number of escapes than the form says.
     """
     elements = bits.numel()
     sizes = part_sizes(elements, form.width, form.escapes)
-    parts = {part: torch.zeros(size, dtype=torch.uint8) for part, size in sizes.items()}
+    device = bits.device
+    parts = {part: torch.zeros(size, dtype=torch.uint8, device=device) for part, size in sizes.items()}
     parts[Part.TABLE].copy_(torch.tensor(form.table, dtype=torch.uint8))
     indices: list[torch.Tensor] = []
     exponents: list[torch.Tensor] = []
-    coder = _Coder(form.table)
-    for start in range(0, elements, SEGMENT_ELEMENTS):
-        segment = bits[start : start + SEGMENT_ELEMENTS]
+    coder = _Coder(form.table, device)
+    step = segment_elements(device)
+    for start in range(0, elements, step):
+        segment = bits[start : start + step]
         exponent = (segment & _MAGNITUDE) >> 7
         signs = (segment >> 8) & 0x80
         parts[Part.SIGN_MANTISSA][start : start + segment.numel()].copy_(signs.bitwise_or_(segment & 0x7F))
@@ -122,12 +125,13 @@ def _exponents(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 class _Coder:
     """Turns exponents into codes under one table."""
 
-    def __init__(self, table: tuple[int, ...]) -> None:
+    def __init__(self, table: tuple[int, ...], device: torch.device) -> None:
         self._width = len(table).bit_length() - 1
         self._first = table[0]
         self._run = table == tuple(range(table[0], table[0] + len(table)))
         self._codes = torch.full((EXPONENTS,), _ESCAPE, dtype=torch.int16)
         self._codes[torch.tensor(table)] = torch.arange(len(table), dtype=torch.int16)
+        self._codes = self._codes.to(device)
 
     def codes(self, exponent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The codes (int16, escaped ones 0), and which elements are escaped."""
@@ -204,7 +208,7 @@ def _put_escapes(
         return
     at = torch.cat(indices)
     counts = torch.bincount(at // CHUNK_ELEMENTS, minlength=chunks(elements))
-    starts = torch.zeros(chunks(elements) + 1, dtype=torch.int32)
+    starts = torch.zeros(chunks(elements) + 1, dtype=torch.int32, device=at.device)
     starts[1:] = counts.cumsum(0)
     parts[Part.ESCAPE_STARTS].copy_(starts.view(torch.uint8))
     parts[Part.ESCAPE_POSITIONS].copy_((at % CHUNK_ELEMENTS).to(torch.int16).view(torch.uint8))

@@ -15,6 +15,8 @@ ITEM_BYTES: Final = 2
 SEGMENT_ELEMENTS: Final = 256 * 1024
 """Elements that are counted, packed or unpacked at once: a multiple of a chunk, and what bounds working memory."""
 
+_DEVICE_SEGMENT_ELEMENTS: Final = 64 * SEGMENT_ELEMENTS
+
 _MAGNITUDE: Final = 0x7FFF
 _MANTISSAS: Final = 128
 _LEAST_SHARE: Final = 64 * 1024
@@ -37,8 +39,16 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.int16)
 
 
+def segment_elements(device: torch.device) -> int:
+    """How many elements are handled at once on a device."""
+    return SEGMENT_ELEMENTS if device.type == "cpu" else _DEVICE_SEGMENT_ELEMENTS
+
+
 def exponent_counts(bits: torch.Tensor, pool: ThreadPoolExecutor, threads: int) -> torch.Tensor:
-    """How often each of the 256 exponents occurs: int64; counted by several threads of ``pool``."""
+    """How often each of the 256 exponents occurs: int64; on the CPU counted by several threads of ``pool``."""
+    if bits.device.type != "cpu":
+        segments = torch.split(bits, segment_elements(bits.device))
+        return torch.stack([_count(segment & _MAGNITUDE) for segment in segments]).sum(0).cpu()
     counts = torch.zeros(EXPONENTS, dtype=torch.int64)
     for start in range(0, bits.numel(), SEGMENT_ELEMENTS):
         magnitudes = bits[start : start + SEGMENT_ELEMENTS] & _MAGNITUDE

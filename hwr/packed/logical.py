@@ -1,6 +1,6 @@
 """A packed artifact as the model sees it: its tensors instead of their parts, and the identity that names it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -92,7 +92,17 @@ def parts_of(entry: PackedEntry, read: PartReader) -> Mapping[Part, torch.Tensor
 
 def unpacked(entry: PackedEntry, read: PartReader) -> torch.Tensor:
     """The tensor in memory of its own; raises HostWeightsError(packing_corrupt)."""
-    elements = entry.size_bytes // ITEM_SIZE_BYTES[entry.dtype]
-    values = torch.empty(elements, dtype=torch.bfloat16)
-    unpack(parts_of(entry, read), elements, entry.width, entry.escapes, values.view(torch.int16))
-    return values.as_strided(entry.shape, entry.stride)
+    return unpacking(entry, read)()
+
+
+def unpacking(entry: PackedEntry, read: PartReader) -> Callable[[], torch.Tensor]:
+    """What ``unpacked`` does, for later: holds the parts until then."""
+    parts = parts_of(entry, read)
+
+    def now() -> torch.Tensor:
+        elements = entry.size_bytes // ITEM_SIZE_BYTES[entry.dtype]
+        values = torch.empty(elements, dtype=torch.bfloat16)
+        unpack(parts, elements, entry.width, entry.escapes, values.view(torch.int16))
+        return values.as_strided(entry.shape, entry.stride)
+
+    return now

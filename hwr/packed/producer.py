@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
@@ -24,6 +25,7 @@ from ..dtypes import contiguous_stride
 from ..native import address_view
 from .codec import pack
 from .form import ITEM_BYTES, Form, bits_of, choose_form, exponent_counts
+from .helper import Helper
 
 PART_ROLE: Final = "packed"
 _THREADS: Final = min(os.cpu_count() or 1, 8)
@@ -57,15 +59,18 @@ class PackingProducer:
         plan, forms = self._survey()
         digests = {entry.name: entry.digest for entry in plan.packed}
         source = zip(self._inner.plan.tensors, self._inner.produce(budget), strict=True)
+        helper = Helper()
 
         def step() -> tuple[bool, Sequence[torch.Tensor]]:
             spec, tensor = next(source, (None, None))
             if spec is None or tensor is None:
                 return False, ()
             form = forms.get(spec.name)
-            return (False, (tensor,)) if form is None else (True, _packed(spec, tensor, form, digests[spec.name]))
+            if form is None:
+                return False, (tensor,)
+            return True, _packed(spec, tensor, form, digests[spec.name], helper)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="hostweights-pack") as pool:
+        with closing(helper), ThreadPoolExecutor(1, thread_name_prefix="hostweights-pack") as pool:
             following = pool.submit(step)
             while True:
                 own_memory, tensors = following.result()
@@ -89,7 +94,11 @@ def _survey(inner: Producer, budget: Budget) -> tuple[ProductionPlan, dict[str, 
     forms: dict[str, Form] = {}
     packed: list[PackedEntry] = []
     specs: list[TensorSpec] = []
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="hostweights-count") as pool, TensorDigest() as digest:
+    with (
+        closing(Helper()) as helper,
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="hostweights-count") as pool,
+        TensorDigest() as digest,
+    ):
         for spec, tensor in zip(plan.tensors, inner.produce(budget), strict=True):
             budget.check()
             if spec.name.startswith(PART_MARK):
@@ -98,7 +107,7 @@ def _survey(inner: Producer, budget: Budget) -> tuple[ProductionPlan, dict[str, 
             if spec.dtype is DType.BF16 and spec.block is not None and tensor.dtype is torch.bfloat16:
                 bits = bits_of(tensor)
                 _feed(digest, bits)
-                form = choose_form(exponent_counts(bits, pool, _THREADS).tolist())
+                form = choose_form(helper.run(bits, lambda there: exponent_counts(there, pool, _THREADS)).tolist())
                 name = digest.finish()
             if form is None:
                 specs.append(spec)
@@ -131,11 +140,13 @@ def _entry(spec: TensorSpec, form: Form, digest: str) -> PackedEntry:
     )
 
 
-def _packed(spec: TensorSpec, tensor: torch.Tensor, form: Form, digest: str) -> tuple[torch.Tensor, ...]:
+def _packed(
+    spec: TensorSpec, tensor: torch.Tensor, form: Form, digest: str, helper: Helper
+) -> tuple[torch.Tensor, ...]:
     bits = bits_of(tensor)
     with TensorDigest() as hashes:
         _feed(hashes, bits)
-        parts = pack(bits, form)
+        parts = helper.run(bits, lambda there: {part: made.cpu() for part, made in pack(there, form).items()})
         if hashes.finish() != digest:
             text = f"tensor {spec.name} changed between counting and packing; publish again when it is at rest"
             raise error(Stage.PRODUCTION, Code.SOURCE_CHANGED, text, retryable=True, tensor=spec.name)

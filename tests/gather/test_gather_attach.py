@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rank_kit import pool
 
 
@@ -25,6 +27,15 @@ def test_C4_a_group_that_others_do_not_join_fails_by_the_deadline() -> None:
             child.tell()
 
 
-def test_C4_ranks_move_to_equal_files_at_different_moments_and_to_no_others(tmp_path: Path) -> None:
-    with pool(2, "import sys\nserve_rebase(sys.argv[4])", tmp_path) as ranks:
-        assert ranks.lines() == ["[True, True, True, True] unsupported"] * 2
+@pytest.mark.parametrize("choose", [False, True])
+def test_C4_ranks_move_to_equal_files_at_different_moments_and_to_no_others(tmp_path: Path, *, choose: bool) -> None:
+    with pool(2, f"import sys\nserve_rebase(sys.argv[4], choose={choose})", tmp_path) as ranks:
+        assert ranks.lines() == ["True unsupported"] * 2
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_C4_a_rank_that_came_in_vain_meets_the_others_when_they_come(bad_rank: int) -> None:
+    with pool(2, f"serve_vain({bad_rank})") as ranks:
+        lines = ranks.lines()
+        assert lines.pop(bad_rank) == "['group_broken', 'group_broken'] [(0,), (1,)]"
+        assert lines == ["[] [(0,), (1,)]"]

@@ -18,6 +18,8 @@ FAULTS = {
     "raised": "group_broken",
     "astray": "group_mismatch",
 }
+NAMED = ("killed", "stopped")
+"""Faults that the host can tell of a process."""
 CODE = "import sys\nserve_faulty(sys.argv[4], sys.argv[5], int(sys.argv[6]), sys.argv[7], int(sys.argv[8]))"
 
 
@@ -49,7 +51,7 @@ def test_C4_all_others_end_with_the_same_code_and_hold_nothing(
     with pool(size, CODE, root, source, bad, fault, block) as ranks:
         others = [rank for rank in range(size) if rank != bad]
         for rank in others:
-            _check(ranks.children[rank].line(), FAULTS[fault])
+            _check(ranks.children[rank].line(), FAULTS[fault], bad if fault in NAMED else None)
             assert ranks.children[rank].wait() == 0
         culprit = ranks.children[bad]
         if fault == "stopped":
@@ -64,9 +66,10 @@ def test_C4_all_others_end_with_the_same_code_and_hold_nothing(
     _leased_by_nobody(root, source)
 
 
-def _check(line: str, code: str) -> None:
+def _check(line: str, code: str, lost: int | None = None) -> None:
     how, again, left = line.split(" | ")
     assert how.startswith(code), line
+    assert lost is None or f"rank {lost} was lost (process " in how, line
     assert "'blocks." in how or how == "raised", line
     assert again == code, line
     assert left == "0 []", line

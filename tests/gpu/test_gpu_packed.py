@@ -1,5 +1,6 @@
 """Packed blocks on a real GPU: the kernel, its bounds, and the public API, equal to the bit."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from gpu_support import RoughDevice, open_cuda_device
 from hostweights import HostWeights
 from hostweights.dlo.devices.cuda_stream import CudaStream
 from hostweights.dlo.packed.cuda import CudaDecoder
-from hostweights.hwr.packed.form import Form
+from hostweights.hwr.packed.codec import pack
+from hostweights.hwr.packed.form import Form, bits_of, exponent_counts
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.packed import Part
 from hostweights.messages.transport import Backing, BackingChoice
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.gpu
 CANARY = 0xA5
 
 
-def unpack_on_gpu(block_of: list[tuple[torch.Tensor, Form | None]], *, narrow: bool, spoil: Part | None = None) -> None:
+def unpack_on_gpu(block_of: list[tuple[torch.Tensor, Form | None]], spoil: Part | None = None) -> None:
     block, extent, slot_bytes = lay_out_block(block_of)
     if spoil is not None:
         offset, size = block.tensors[0].parts[spoil]
@@ -36,7 +38,7 @@ def unpack_on_gpu(block_of: list[tuple[torch.Tensor, Form | None]], *, narrow: b
         slot.fill_(CANARY)
         torch.cuda.synchronize()
         decoder = CudaDecoder(device, [block])
-        decoder.unpack(0, packed, slot[:slot_bytes], narrow=narrow)
+        decoder.unpack(0, packed, slot[:slot_bytes])
         decoder.stream.record().synchronize()
         decoder.close()
         assert bool((slot[slot_bytes:] == CANARY).all())
@@ -47,20 +49,19 @@ def unpack_on_gpu(block_of: list[tuple[torch.Tensor, Form | None]], *, narrow: b
         device.close()
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_C12_every_form_of_every_length_is_unpacked_to_the_bit(narrow: bool) -> None:
+def test_C12_every_form_of_every_length_is_unpacked_to_the_bit() -> None:
     values = [gaussian(count, count) for count in (*range(1, 101), 16_383, 16_384, 16_385, 500_001, 3_000_000)]
     values += [all_patterns(), random_patterns(330_000, 1)]
     tensors: list[tuple[torch.Tensor, Form | None]] = [(each, form) for each in values for form in every_form(each)]
     plain = torch.arange(70_001, dtype=torch.int32).to(torch.uint8)
     tensors[3:3] = [(plain, None), (plain[:1].clone(), None)]
-    unpack_on_gpu(tensors, narrow=narrow)
+    unpack_on_gpu(tensors)
 
 
 @pytest.mark.parametrize("part", [Part.TABLE, Part.ESCAPE_STARTS, Part.ESCAPE_POSITIONS, Part.ESCAPE_EXPONENTS])
 def test_C12_no_value_in_the_extent_moves_a_write_out_of_the_slot(part: Part) -> None:
     values = random_patterns(400_000, 2)
-    unpack_on_gpu([(values, next(every_form(values)))], narrow=False, spoil=part)
+    unpack_on_gpu([(values, next(every_form(values)))], spoil=part)
 
 
 def test_C12_what_reaches_outside_is_refused_before_the_launch() -> None:
@@ -70,9 +71,21 @@ def test_C12_what_reaches_outside_is_refused_before_the_launch() -> None:
     try:
         decoder = CudaDecoder(device, [block])
         with pytest.raises(HostWeightsError, match="reaches from"):
-            decoder.unpack(0, aligned(extent.numel() // 2), aligned(slot_bytes), narrow=False)
+            decoder.unpack(0, aligned(extent.numel() // 2), aligned(slot_bytes))
     finally:
         device.close()
+
+
+def test_C12_the_gpu_counts_and_packs_the_same_bytes() -> None:
+    values = torch.cat([gaussian(20_000_000, 5), random_patterns(1_000_001, 6)])
+    bits = bits_of(values)
+    with ThreadPoolExecutor(2) as pool:
+        counts = exponent_counts(bits, pool, 2)
+        assert torch.equal(exponent_counts(bits.cuda(), pool, 2), counts)
+    for form in every_form(values):
+        packed = pack(bits.cuda(), form)
+        for part, wanted in pack(bits, form).items():
+            assert torch.equal(packed[part].cpu(), wanted), (form.width, part)
 
 
 @pytest.mark.asyncio
@@ -120,7 +133,7 @@ async def test_C12_T56_two_hundred_forwards_with_poisoned_memory_and_delays_on_e
     monkeypatch.setattr("hostweights.actors.ports.devices.open_device", lambda _name: device)
     unpack = CudaDecoder.unpack
 
-    def rough(self: CudaDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
+    def rough(self: CudaDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
         def spoil(stream: int) -> None:
             outer = torch.cuda.ExternalStream(stream, device=slot.device)  # type: ignore[no-untyped-call]  # torch's
             with torch.cuda.stream(outer):
@@ -129,7 +142,7 @@ async def test_C12_T56_two_hundred_forwards_with_poisoned_memory_and_delays_on_e
 
         assert isinstance(self.stream, CudaStream)
         self.stream.launch(spoil)
-        unpack(self, block, packed, slot, narrow=narrow)
+        unpack(self, block, packed, slot)
 
     monkeypatch.setattr(CudaDecoder, "unpack", rough)
     async with HostWeights(packing_config(tmp_path / "store")) as host:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+from contextlib import suppress
 from functools import cache
 from typing import Self
 
@@ -67,7 +68,8 @@ class Child:
     def __exit__(self, *_: object) -> None:
         alive = self._exit_code is None and not select.select([self._status], [], [], 0)[0]
         if alive:
-            self.signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                self.signal(signal.SIGKILL)
         self.wait()
         os.close(self._stdin)
         self._stdout.close()

@@ -49,7 +49,7 @@ IDS = torch.arange(12).view(2, 6) % 16
 
 def make_packable(directory: Path, blocks: int = 3) -> tuple[Packable, Path]:
     """The model with its weights, and its checkpoint."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(blocks)
         model = Packable(blocks).eval()
     state = {name: value.clone() for name, value in model.state_dict().items() if name != "head.weight"}
@@ -59,7 +59,7 @@ def make_packable(directory: Path, blocks: int = 3) -> tuple[Packable, Path]:
 
 
 def packing_config(
-    root: Path,
+    root: Path | str,
     packing: PackingPolicy = PackingPolicy.ON,
     *,
     build: bool = True,

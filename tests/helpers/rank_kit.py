@@ -254,27 +254,43 @@ def serve_join(join_s: float) -> None:
     wait_for_parent()
 
 
-def serve_rebase(folder: str) -> None:
-    """Move a gathered model to an equal file, and then to one that lies otherwise; at different moments."""
+def serve_vain(bad_rank: int) -> None:
+    """One rank comes twice when no other does; then all come. Says what each of its tries was told."""
+    ranks = range(dist.get_world_size())
+    codes = [
+        _code(lambda: RankGroup.join(ranks, name="vain", join_s=0.2))
+        for _ in range(2 if dist.get_rank() == bad_rank else 0)
+    ]
+    dist.barrier()
+    group = RankGroup.join(ranks, name="vain", join_s=20.0)
+    say(f"{codes} {group.exchange([dist.get_rank()], 'meeting')}")
+    group.close()
+
+
+def serve_rebase(folder: str, *, choose: bool) -> None:
+    """Move a gathered model to equal files, and then to one that lies otherwise; at different moments."""
     model = Stacks([8, 30, 5], [], seed=0)
     expected = compute(model)
     blocks = blocks_of(model)
     device = open_device("cpu")
-    way = gathering("rebase")
+    way = gathering("rebase", choose=choose)
     place = Path(folder) / str(dist.get_rank())
     place.mkdir()
     streamer = Streamer.attach(model, blocks, device, make_backing("direct", model, blocks, place), way=way)
     equal = [torch.equal(compute(model), expected)]
-    for forward in range(2):
-        if forward == dist.get_rank():
+    for forward in range(20):
+        if forward % 7 == 2 * dist.get_rank():
             streamer.rebase(make_backing("direct", model, blocks, place))
         equal.append(torch.equal(compute(model), expected))
+    info = streamer.stats().gathering
+    assert info is not None
+    assert (info.local_block_s is not None) == choose
     code = _code(lambda: streamer.rebase(PrivateBacking(Stacks([8, 30, 5], [], seed=0), blocks)))
     equal.append(torch.equal(compute(model), expected))
     streamer.detach(terminal=False)
     way.close()
     device.close()
-    say(f"{equal} {code}")
+    say(f"{all(equal)} {code}")
 
 
 def serve_hsdp() -> None:
@@ -455,6 +471,7 @@ __all__ = [
     "serve_join",
     "serve_load",
     "serve_rebase",
+    "serve_vain",
     "signal",
     "stop_me",
     "sys",

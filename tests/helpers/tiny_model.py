@@ -49,7 +49,7 @@ IDS = torch.arange(12).view(2, 6) % 16
 
 def make_checkpoint(directory: Path, blocks: int = 3, width: int = WIDTH, seed: int = 0) -> Path:
     """Write a checkpoint of random weights and return its path."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Tiny(blocks, width)
         for parameter in model.parameters():

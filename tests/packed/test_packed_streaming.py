@@ -162,13 +162,11 @@ def test_C12_a_failed_copy_or_unpacking_fails_its_block_and_the_next_forward_rec
             self.run(refuse)
         copy(self, target, source)
 
-    def failing_unpack(
-        self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool
-    ) -> None:
+    def failing_unpack(self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
         if failures == ["unpack"]:
             failures.pop()
             self.stream.run(refuse)
-        unpack(self, block, packed, slot, narrow=narrow)
+        unpack(self, block, packed, slot)
 
     with open_sync(packing_config(tmp_path / "store")) as host:
         loaded = host.load(partial(Packable, 4), source)
@@ -205,10 +203,10 @@ def test_C12_no_staging_slot_is_refilled_before_it_was_unpacked(
     def early() -> None:
         third.wait(0.5)
 
-    def poisoned(self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor, *, narrow: bool) -> None:
+    def poisoned(self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
         self.stream.run(early)
         self.stream.run(partial(fill, slot))
-        unpack(self, block, packed, slot, narrow=narrow)
+        unpack(self, block, packed, slot)
         self.stream.run(partial(fill, packed))
 
     monkeypatch.setattr(HostDecoder, "unpack", poisoned)
@@ -244,15 +242,12 @@ def test_C12_auto_packs_nothing_for_a_model_of_another_dtype(tmp_path: Path) -> 
     assert len(keys) == 1
 
 
-def test_C12_unpacking_is_narrow_while_compute_is_the_bound_and_wide_again_afterwards() -> None:
+def test_C12_what_a_forward_waits_for_is_told_from_how_long_packed_bytes_wait_for_a_slot() -> None:
     pace = Pace()
-    decided = []
-    for slack_s in (0.0, 5e-3, 1e-4):
-        for _ in range(8):
+    assert pace.info(packed_bytes=2, plain_bytes=3, copied_bytes=0).bound == "unknown"
+    for slack_s, bound, reason in ((0.0, "copy", "saves 2.50 ms"), (5e-3, "compute", "at most 0.20 ms")):
+        for _ in range(16):
             pace.add(copy_s=5e-3, slack_s=slack_s, unpack_s=2e-4)
-        decided.append(pace.info(packed_bytes=1, plain_bytes=1, copied_bytes=0))
-    assert [each.narrow for each in decided] == [False, True, False]
-    assert "compute is the bound" in decided[1].reason
-    info = decided[2]
-    assert info.changes == 2
-    assert "copy is the bound" in info.reason
+        info = pace.info(packed_bytes=2, plain_bytes=3, copied_bytes=0)
+        assert info.bound == bound
+        assert reason in info.reason

@@ -1,0 +1,66 @@
+"""How ranks that come at different times, and may have come in vain before, find each other in a store."""
+
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from torch.distributed import distributed_c10d as c10d
+
+POLL_S: Final = 0.01
+
+_MEETING: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
+"""One meeting of a key at a time in this process: the store has one place for each rank."""
+
+
+def meet(store: "c10d.Store", key: str, ranks: Sequence[int], rank: int, limit_s: float) -> "c10d.Store":
+    """A part of ``store`` for ``ranks``, all of which are here now; ``rank`` is this one's place among them.
+
+    The first says who meets, once every other rank has left its mark; a rank that gives up takes its mark away. So the
+    number of earlier tries, which may differ among the ranks, does not matter. Raises TimeoutError with who is missing.
+    """
+    until_s = time.monotonic() + limit_s
+    if not _MEETING[key].acquire(timeout=limit_s):
+        raise TimeoutError("another attach or load of this process waits there")
+    place = c10d.PrefixStore(key, store)
+    try:
+        meeting = _lead(place, ranks, until_s) if rank == 0 else _follow(place, ranks, rank, until_s)
+    finally:
+        _MEETING[key].release()
+    return c10d.PrefixStore(meeting, place)
+
+
+def _lead(place: "c10d.Store", ranks: Sequence[int], until_s: float) -> str:
+    meeting, marks = uuid.uuid4().hex, [_mark(rank) for rank in range(1, len(ranks))]
+    while missing := [rank for rank, mark in zip(ranks[1:], marks, strict=True) if not place.check([mark])]:
+        _wait(until_s, f"ranks {missing} did not come")
+    place.set("meeting", " ".join([meeting, *(place.get(mark).decode() for mark in marks)]))
+    return meeting
+
+
+def _follow(place: "c10d.Store", ranks: Sequence[int], rank: int, until_s: float) -> str:
+    mine = uuid.uuid4().hex
+    place.set(_mark(rank), mine)
+    try:
+        while True:
+            if place.check(["meeting"]):
+                meeting, *marks = place.get("meeting").decode().split()
+                if mine in marks:
+                    return meeting
+            _wait(until_s, f"rank {ranks[0]}, which says who meets, did not come, or others did not")
+    finally:
+        with suppress(Exception):  # the store went with its process
+            place.delete_key(_mark(rank))
+
+
+def _mark(rank: int) -> str:
+    return f"here/{rank}"
+
+
+def _wait(until_s: float, text: str) -> None:
+    if time.monotonic() > until_s:
+        raise TimeoutError(text)
+    time.sleep(POLL_S)
