@@ -12,6 +12,7 @@ from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
 from ...dlo.packed.backing import PackedBacking
+from ...dlo.parts import find_part
 from ...dlo.sharded import refuse_sharded
 from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
@@ -222,8 +223,8 @@ def _checked(request: Attach) -> Attach:
 
 
 def _streamed(module: torch.nn.Module, backing: HostBacking) -> set[int]:
-    """The ids of the parameters that will show slots."""
-    return {id(module.get_parameter(tensor.name)) for plan in backing.blocks for tensor in plan.tensors}
+    """The ids of the parameters, or the parts of them, that will show slots."""
+    return {id(find_part(module, tensor.name)) for plan in backing.blocks for tensor in plan.tensors}
 
 
 def _kind(backing: HostBacking, choice: BackingChoice) -> Backing:
