@@ -65,9 +65,9 @@ class LocalDevices:
             refuse_gone(prepared.module)
             if entry.lease_id is not None:
                 entry.require_untouched("streaming it")
-            refuse_sharded(prepared.module)
             packed = KeptPacked(prepared.module.parameters())
             undo.callback(packed.undo)
+            refuse_sharded(prepared.module)  # looks at ``data``, which would unpack a pending parameter
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
