@@ -1,12 +1,11 @@
 """Suite ``fp8``: the transformer of ``stream_gpu`` in FP8, streamed from an artifact made of its BF16 checkpoint.
 
 The floor of a forward is max(what the model computes that torchao quantised in memory, its FP8 bytes over the measured
-link). A warm start stands beside quantising again. Each row is appended to ``fp8-rows.jsonl`` in $OUT as soon as it is
-measured. With HOSTWEIGHTS_BENCH_DEVICE=cpu, a small model on the CPU shows that it runs.
+link). A warm start stands beside quantising again. Rows are kept as they are measured. With
+HOSTWEIGHTS_BENCH_DEVICE=cpu, a small model on the CPU shows that it runs.
 """
 
 import gc
-import json
 import logging
 import os
 import tempfile
@@ -18,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.results_format import Goal, Results
+from benchmarks.results_format import KEEPER, Goal, Results
 from benchmarks.stream_gpu import SMALL
 from benchmarks.stream_model import Shape, Transformer, sample, write_checkpoint
-from benchmarks.stream_timing import Timing, link_bytes_per_s, measure, settle
+from benchmarks.stream_timing import Timing, link_bytes_per_s, measure, roomy_place, settle
 from hostweights import Config, Mode, Representation, open_sync, warm
 
 Row = dict[str, object]
@@ -34,7 +33,8 @@ def run() -> Results:
     """Run the suite."""
     device = os.environ.get("HOSTWEIGHTS_BENCH_DEVICE", "cuda")
     shape, tokens = (Shape(), TOKENS) if device != "cpu" else SMALL
-    with tempfile.TemporaryDirectory(prefix="hostweights-fp8-", ignore_cleanup_errors=True) as folder:
+    place = None if device == "cpu" else roomy_place(2 * shape.blocks * shape.block_bytes)
+    with tempfile.TemporaryDirectory(prefix="hostweights-fp8-", dir=place, ignore_cleanup_errors=True) as folder:
         bench = Bench(Path(folder), device, shape, tokens)
         bench.prepare()
         bench.resident()
@@ -144,9 +144,7 @@ class Bench:
     def _row(self, **row: object) -> None:
         self.rows.append(row)
         logging.getLogger("benchmarks").info(" ".join(f"{name}={value}" for name, value in row.items()))
-        if folder := os.environ.get("OUT"):
-            with (Path(folder) / "fp8-rows.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        KEEPER.keep({"rows": self.rows, "goals": []})
 
 
 def quantise_in_memory(module: nn.Module) -> None:

@@ -1,10 +1,11 @@
-"""A 2 GB artifact through a local HTTP server: throughput against curl to a file, clean and with injected faults.
+"""Suite ``remote``: 2 GB through a local HTTP server against curl to a file, with injected faults, and resumed.
 
-``python -m benchmarks.remote [--gigabytes 2] [--directory DIR] [--output FILE]``; needs the extras ``remote`` and
-aiohttp, and curl. Each pair of measurements is taken one after the other in one run, on the same server and disk.
+Needs the extra ``remote``, aiohttp and curl. The two of a pair are measured one after the other, with the same server
+and disk; every artifact that came is compared with its digests once more. HOSTWEIGHTS_BENCH_GIGABYTES: another size.
 """
 
-import argparse
+import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import torch
 
+from benchmarks.results_format import KEEPER, Goal, Results
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import BuildResult, ProductionPlan, TensorSpec
 from hostweights.hwr.remote.fsspec_remote import open_remote
 from hostweights.hwr.remote.push import push
+from hostweights.hwr.remote.ranges import CHUNK_BYTES
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.budget import Budget
 from hostweights.messages.config import RemotePolicy, Validation, WaitPolicy
@@ -37,6 +39,8 @@ from hostweights.messages.manifest import TensorKind
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "helpers"))
 from http_remote import http_remote
+
+Row = dict[str, object]
 
 BLOCK_BYTES = 64 * 1024**2
 FAULTS = ("reset", "", "truncate", "", "wrong", "", "broken", "", "reset")
@@ -137,40 +141,43 @@ def resumed(store: LocalStore, remote: Path, chunks: int) -> dict[str, float]:
     return {"broken_with_io_error": float(code == "io_error"), "kept_bytes": float(kept), "rest_seconds": seconds}
 
 
-def main() -> None:
-    """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--directory", type=Path)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    blocks = max(1, round(arguments.gigabytes * 1e9 / BLOCK_BYTES))
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+def run() -> Results:
+    """Run the suite."""
+    blocks = max(1, round(float(os.environ.get("HOSTWEIGHTS_BENCH_GIGABYTES", "2")) * 1e9 / BLOCK_BYTES))
+    rows: list[Row] = []
+
+    def row(**facts: object) -> None:
+        rows.append(facts)
+        logging.getLogger("benchmarks").info(" ".join(f"{name}={value}" for name, value in facts.items()))
+        KEEPER.keep({"rows": rows, "goals": []})
+
+    with tempfile.TemporaryDirectory(prefix="hostweights-remote-") as name:
         directory = Path(name)
         payload = prepare(directory, blocks)
+        size = payload.stat().st_size
         store, remote = open_store(directory / "here"), directory / "remote"
-        pairs = []
-        for _ in range(PAIRS):
+        ratios = []
+        for number in range(PAIRS):
             with http_remote(remote) as url:
                 theirs = curl(f"{url}/{payload.relative_to(remote)}", directory / "curl.bin")
-                pairs.append({"curl_seconds": theirs, "fetch_seconds": fetch(store, url)})
+                ours = fetch(store, url)
+            ratios.append(ours / theirs)
+            row(step="pair", number=number, bytes=size, curl_s=theirs, fetch_s=ours, bytes_per_s=size / ours)
         with http_remote(remote, *FAULTS) as url:
-            faulty = fetch(store, url)
-        size = payload.stat().st_size
-        result = {
-            "size_bytes": size,
-            "pairs": pairs,
-            "fetch_over_curl": sorted(p["fetch_seconds"] / p["curl_seconds"] for p in pairs)[PAIRS // 2],
-            "fetch_bytes_per_s": size / min(p["fetch_seconds"] for p in pairs),
-            "with_faults_seconds": faulty,
-            "faults": [fault for fault in FAULTS if fault],
-            "resume": resumed(store, remote, size // (8 * 1024**2)),
-            "memory_filesystem_seconds": fetch_from_memory(store, remote, directory.name),
-        }
-    text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
-    print(text)
-    if arguments.output is not None:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+            row(step="faults", faults=[fault for fault in FAULTS if fault], fetch_s=fetch(store, url))
+        with http_remote(remote, "no-ranges") as url:
+            row(step="no ranges", fetch_s=fetch(store, url))
+        broken = resumed(store, remote, size // CHUNK_BYTES)
+        row(step="resume", **broken)
+        row(step="memory filesystem", fetch_s=fetch_from_memory(store, remote, directory.name))
+    ratio, kept = sorted(ratios)[PAIRS // 2], broken["kept_bytes"] / size
+    return {
+        "rows": rows,
+        "goals": [
+            Goal(id="fetch-over-curl", goal="<= 1.5 x curl to a file, unverified", value=ratio, met=ratio <= 1.5),
+            Goal(id="resume-keeps", goal=">= 0.4 of the bytes, broken off in the middle", value=kept, met=kept >= 0.4),
+        ],
+    }
 
 
 def fetch_from_memory(store: LocalStore, remote: Path, name: str) -> float:
@@ -183,7 +190,3 @@ def fetch_from_memory(store: LocalStore, remote: Path, name: str) -> float:
         return fetch(store, f"memory://{name}")
     finally:
         memory.rm(f"/{name}", recursive=True)
-
-
-if __name__ == "__main__":
-    main()

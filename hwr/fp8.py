@@ -65,8 +65,8 @@ def quantise_skeleton(module: nn.Module, record: ModelRecord, representation: Re
 class Fp8Producer:
     """Publishes a checkpoint in FP8 without a model; implements ``contract.Producer``.
 
-    One pass: each weight is read once, quantised on the GPU if there is one and on the CPU otherwise, and let go. Two
-    weights, the next one being read meanwhile, and the parts of one are in memory at a time.
+    One pass: each weight is read once, quantised (on the GPU if there is one and the weight has 16 bits, else on the
+    CPU) and let go. Two weights, the next one being read meanwhile, and the parts of one are in memory at a time.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class _Torchao:
 
     def parts(self, weight: torch.Tensor, representation: Representation) -> dict[str, torch.Tensor]:
         """A weight's values and scale, on the CPU."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        # CUDA divides by a number by multiplying with its reciprocal: in float32 the scale's last bit would differ.
+        device = "cuda" if torch.cuda.is_available() and weight.itemsize == 2 else "cpu"
         grain = self._grains[representation]
         made = self._type.from_hp(weight.to(device), granularity=grain, **self._keywords(representation))
         return {"qdata": made.qdata.cpu(), "scale": made.scale.cpu()}

@@ -12,6 +12,7 @@ from ...dlo.devices import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
 from ...dlo.packed.backing import PackedBacking
+from ...dlo.parts import find_part
 from ...dlo.sharded import refuse_sharded
 from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
@@ -64,9 +65,9 @@ class LocalDevices:
             refuse_gone(prepared.module)
             if entry.lease_id is not None:
                 entry.require_untouched("streaming it")
-            refuse_sharded(prepared.module)
             packed = KeptPacked(prepared.module.parameters())
             undo.callback(packed.undo)
+            refuse_sharded(prepared.module)  # looks at ``data``, which would unpack a pending parameter
             device = open_device(request.device)
             undo.callback(device.close)
             blocks = discover(prepared.module, prepared.record.blocks).keeping(request.resident)
@@ -222,9 +223,8 @@ def _checked(request: Attach) -> Attach:
 
 
 def _streamed(module: torch.nn.Module, backing: HostBacking) -> set[int]:
-    """The ids of the parameters that will show slots."""
-    names = {tensor.name for plan in backing.blocks for tensor in plan.tensors}
-    return {id(each) for name, each in module.named_parameters(remove_duplicate=False) if name in names}
+    """The ids of the parameters, or the parts of them, that will show slots."""
+    return {id(find_part(module, tensor.name)) for plan in backing.blocks for tensor in plan.tensors}
 
 
 def _kind(backing: HostBacking, choice: BackingChoice) -> Backing:

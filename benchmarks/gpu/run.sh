@@ -2,6 +2,7 @@
 # Everything that needs a GPU, in one go: the GPU tests, the memory checker, the streaming suites.
 #   bash benchmarks/gpu/run.sh [tests] [memcheck] [stream_gpu] [stream_flux]        (no argument: all)
 # Each part has a time limit in seconds: TESTS_S, MEMCHECK_S, SUITE_S (each suite). A suite that is cut keeps its rows.
+# TESTS names other test files than all. Suites that are run only by name: fp8 (needs torchao).
 # Logs and results go to $OUT if that is set, else the results to benchmarks/results. The last lines say how each ended.
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -30,7 +31,8 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 for part in "${@:-tests memcheck stream_gpu stream_flux}"; do
   for name in $part; do
     case $name in
-      tests) step tests "${TESTS_S:-110}" python3 -m pytest -m gpu tests/gpu tests/dlo/test_dlo_device.py -q -p no:cacheprovider ;;
+      tests) # shellcheck disable=SC2086  # several paths
+        step tests "${TESTS_S:-110}" python3 -m pytest -m gpu ${TESTS:-tests/gpu tests/dlo/test_dlo_device.py} -q -p no:cacheprovider ;;
       memcheck) step memcheck "${MEMCHECK_S:-60}" compute-sanitizer --tool memcheck --report-api-errors no \
         --error-exitcode 9 python3 -m benchmarks.stream_memcheck ;;
       *) step "$name" "${SUITE_S:-180}" python3 -m benchmarks "$name" --machine "$machine" ;;

@@ -119,10 +119,12 @@ class FsspecRemote:
     def _http_range(self, path: str, start: int, end: int) -> object:
         """A range, or unsupported from a server that would send the whole file, of which nothing more is read."""
         from fsspec.asyn import sync
+        from fsspec.implementations.http import HTTPFile
 
         opened = self._filesystem.open(self._full(path), "rb", block_size=1, size=end, cache_type="none")
+        assert isinstance(opened, HTTPFile), type(opened)
         try:
-            return sync(self._filesystem.loop, opened.async_fetch_range, start, end, timeout=self._timeout_s)
+            return sync(opened.loop, opened.async_fetch_range, start, end, timeout=self._timeout_s)
         except ValueError:
             text = f"{self._url}/{path}: the server knows no ranges"
         raise error(Stage.REMOTE, Code.UNSUPPORTED, text, path=path)

@@ -28,11 +28,12 @@ def run_on_gpu(module: nn.Module) -> torch.Tensor:
         return out.clone()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 def test_A12_the_gpu_makes_the_bytes_that_the_cpu_makes(
-    representation: Representation, monkeypatch: pytest.MonkeyPatch
+    representation: Representation, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight = plain_stack().entry.weight.detach()
+    weight = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(1)).to(dtype)
     there = fp8._torchao().parts(weight, representation)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     here = fp8._torchao().parts(weight, representation)

@@ -15,11 +15,13 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 
 FLIPPED_AT = 5
+PIECE_BYTES = 1024**2
 
 
 class Faulty(BaseHTTPRequestHandler):
@@ -33,6 +35,16 @@ class Faulty(BaseHTTPRequestHandler):
     stalling = threading.Event()
     requests = 0
     sent_bytes = 0
+
+    def finish(self) -> None:
+        """A client that left is no news."""
+        with suppress(ConnectionError):
+            super().finish()
+
+    def handle(self) -> None:
+        """A client that left is no news."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
         """Say nothing."""
@@ -53,26 +65,29 @@ class Faulty(BaseHTTPRequestHandler):
             start, end, asked = 0, size, None
         with file.open("rb") as opened:
             opened.seek(start)
-            data = bytearray(opened.read(end - start))
-        self._serve(fault, data, partial=asked is not None)
+            self._serve(fault, opened, end - start, partial=asked is not None)
 
-    def _serve(self, fault: str, data: bytearray, *, partial: bool) -> None:
+    def _serve(self, fault: str, opened: BinaryIO, size: int, *, partial: bool) -> None:
         if fault in {"denied", "broken"}:
             self._answer({"denied": 403, "broken": 500}[fault], b"secret-token")
             return
         if fault == "stall":
             self.stalling.wait()
             return
-        if fault == "wrong":
-            data[min(FLIPPED_AT, len(data) - 1)] ^= 1
         self.send_response(206 if partial else 200)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(size))
         self.end_headers()
-        part = data[: len(data) // 2] if fault in {"reset", "truncate"} else data
-        self.wfile.write(part)
+        left = size // 2 if fault in {"reset", "truncate"} else size
+        while left:
+            piece = bytearray(opened.read(min(left, PIECE_BYTES)))
+            if fault == "wrong":
+                piece[min(FLIPPED_AT, len(piece) - 1)] ^= 1
+                fault = ""
+            self.wfile.write(piece)
+            left -= len(piece)
+            with self.lock:
+                Faulty.sent_bytes += len(piece) if self.path.endswith(".safetensors") else 0
         self.wfile.flush()
-        with self.lock:
-            Faulty.sent_bytes += len(part) if self.path.endswith(".safetensors") else 0
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if fault in {"reset", "truncate"}:
