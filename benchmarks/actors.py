@@ -131,20 +131,21 @@ async def floor() -> AsyncIterator[Variant]:
 
 
 @asynccontextmanager
-async def kernel(journal: Path | None) -> AsyncIterator[Variant]:
-    """The kernel with all its guarantees."""
+async def kernel(journal: Path | None, *, singly: bool = False) -> AsyncIterator[Variant]:
+    """The kernel with all its guarantees; ``singly`` waits for each actor's start and end before it goes on."""
     async with ActorSystem(journal) as system:
         adder = Adder()
         await system.start(ActorSpec(name="adder", create=lambda: adder, accepts=(Add,)))
 
         async def churn(count: int) -> None:
             names = [f"a{number}" for number in range(count)]
-            for name in names:
-                await system.start(ActorSpec(name=name, create=Adder, accepts=(Add,)))
+            specs = [ActorSpec(name=name, create=Adder, accepts=(Add,)) for name in names]
+            for some in [[spec] for spec in specs] if singly else [specs]:
+                await system.start(*some)
             for name in names:
                 await system.ask(name, Add(n=1), TIMEOUT_S)
-            for name in names:
-                await system.stop_actor(name)
+            for ended in [[name] for name in names] if singly else [names]:
+                await system.stop_actor(*ended)
 
         yield Variant(
             lambda n: system.ask("adder", Add(n=n), TIMEOUT_S),
