@@ -2,8 +2,9 @@
 
 On disk: frames of u32 little-endian length, u32 little-endian CRC-32 of the payload, msgpack payload. The first frame
 holds the header, a map in every version, so that any reader can tell the version. Each later frame holds an array of
-records in version 2 and one record, as a map, in version 1. A journal that outgrows its file goes on in the next part,
-which begins with a header of its own.
+records since version 2 and one record, as a map, in version 1. Version 3 writes ``Handled`` where version 2 had
+``Dequeued`` and, directly after it, its ``Finished``. A journal that outgrows its file goes on in the next part, which
+begins with a header of its own.
 
 Every input of a handler is recorded (the envelope at dequeue, replies to asks, outcomes of effects, clock readings and
 ids it asked for), and so is everything it did (asks, tells, effects, events, the outcome). Feeding the inputs to the
@@ -20,11 +21,11 @@ import msgspec
 from msgspec import Meta
 
 from .base import MESSAGES_VERSION, ActorName, Count, Message, Name, Path, Record, SizeBytes, Text
-from .envelope import Envelope
+from .envelope import Envelope, TraceParent
 from .failure import Failure
 
-JOURNAL_VERSION = 2
-JOURNAL_VERSIONS = (1, 2)
+JOURNAL_VERSION = 3
+JOURNAL_VERSIONS = (1, 2, 3)
 """What can be read."""
 
 NO_BODY = msgspec.Raw(b"\xc0")
@@ -59,7 +60,7 @@ class JournalPolicy(Record, frozen=True, kw_only=True):
     path: Path | None = None
     """A file that does not exist yet."""
     ring_records: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """How many of the newest records are kept in memory; 0 for none."""
+    """How many of the newest records are kept in memory, ``Handled`` counting as one; 0 for none."""
     rotate_bytes: SizeBytes | None = None
     """Go on in a new file when one is longer; the full one becomes ``path.0001``, ``path.0002`` and so on."""
     keep_parts: Annotated[int, Meta(ge=1)] | None = None
@@ -193,6 +194,28 @@ class Finished(Message, frozen=True, kw_only=True, array_like=True, tag="journal
     failure: Failure | None = None
 
 
+class Handled(Message, frozen=True, kw_only=True, array_like=True, tag="journal.handled"):
+    """A handler ran with nothing recorded in between: ``Dequeued`` and ``Finished`` in one, as a reader gives them out.
+
+    It replied, or was told and returned; the envelope's version is the header's ``messages_version``.
+    """
+
+    actor: ActorName
+    incarnation: Count
+    position: Count
+    clock_s: float
+    envelope_id: Count
+    asked: bool
+    sender: ActorName | None
+    deadline_s: float | None
+    cause: Count | None
+    trace: TraceParent | None
+    chain: tuple[ActorName, ...]
+    body: msgspec.Raw
+    finished_s: float
+    reply: msgspec.Raw = NO_BODY
+
+
 class DeadLetter(Message, frozen=True, kw_only=True, array_like=True, tag="journal.dead_letter"):
     """A message that no handler saw, or a reply nobody waited for."""
 
@@ -235,6 +258,9 @@ JournalEntry = (
     | Stopping
     | Stopped
 )
+"""What happened, in the words of every version."""
+
+WrittenEntry = JournalEntry | Handled
 """What stands in the frames after the first."""
 
 JournalRecord = JournalHeader | JournalEntry

@@ -40,8 +40,9 @@ class Cell(Serving):
 
     def launch(self) -> None:
         """Start the actor's task."""
-        self.task = self.hub.loop.create_task(self._main(), name=f"actor-{self.name}")
-        self.task.add_done_callback(self._task_done)
+        hub = self.hub
+        self.task = hub.loop.create_task(self._main(), name=f"actor-{self.name}")
+        self.task.add_done_callback(self._task_done, context=hub.context)
 
     def drain(self) -> None:
         """Accept nothing more and end when what is queued has been handled."""
@@ -96,25 +97,25 @@ class Cell(Serving):
         except Exception as crash:  # noqa: BLE001 - a crash like any other, for the supervisor
             self._crash = crash
         else:
-            await self._start(hook_id)
-            await self._end_children()
+            self._current = handling = Handling(self, hook_id, self.task, True)
+            failed = await self._hook(handling, "started")
+            self._current = None
+            del handling  # an idle actor keeps nothing alive
+            if failed is not None:
+                self._crash = failed
+            elif not self._cut:
+                self.served = True
+                self.settled.open()
+                await self._serve()
+            self.pause()
+            while self._children:
+                await self._wait(messages=False)
             await self._clean_up()
             hub.watches.forget(self)
         if hub.journal is not None:
             failure = None if self._crash is None else as_failed(self.name, "a handler", self._crash).failure
             hub.journal.stopped(self.name, self.incarnation, failure)
         return self._crash
-
-    async def _start(self, hook_id: int) -> None:
-        handling = self._current = Handling(self, hook_id, self.task, True)
-        crash = await self._hook(handling, "started")
-        self._current = None
-        if crash is not None:
-            self._crash = crash
-        if self._crash is None and not self._cut:
-            self.served = True
-            self.settled.open()
-            await self._serve()
 
     async def _clean_up(self) -> None:
         hook_id = self.hub.next_id()
@@ -144,11 +145,6 @@ class Cell(Serving):
         if ended is not Ended.FAILED:
             return None
         return raised if isinstance(raised, Exception) else as_failed(self.name, name, raised)
-
-    async def _end_children(self) -> None:
-        self.pause()
-        while self._children:
-            await self._wait(messages=False)
 
     async def _close(self) -> None:
         self.stopping = True

@@ -1,6 +1,7 @@
 """What the actors of one system share, and the one way a message gets from anywhere to an actor."""
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ class Hub:
         self.make_pool = make_pool
         self.instruments = instruments
         self.clock = _clock(loop)
+        self.context = contextvars.copy_context()
+        """For callbacks of the runtime's own, which need none: a copy each would cost more than they do."""
         self.journal = journal
         self.cells: dict[str, Cell] = {}
         """In start order."""

@@ -9,12 +9,11 @@ import asyncio
 import logging
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ...messages.base import MESSAGES_VERSION, Message
-from ...messages.envelope import Kind
+from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from ...messages.journal import (
     Answered,
@@ -37,9 +36,13 @@ from ...messages.journal import (
 )
 from .at_exit import AtExit
 from .delivery import Delivery
+from .journal_entries import FINISHED, HANDLED, dequeued, split
 from .journal_file import RECORD_LIMIT_BYTES, Batch, FileWriter, frame, frame_of
 from .journal_redaction import Redactor
 from .journal_ring import Ring
+
+if TYPE_CHECKING:
+    from .handling import Handling
 
 _LOG = logging.getLogger("hostweights")
 
@@ -51,7 +54,6 @@ _FLUSH_BYTES = 512 * 1024
 _FLUSH_S = 0.05
 _PENDING_LIMIT_BYTES = 256 * 2**20
 _CANNOT_ENCODE = (msgspec.MsgspecError, OverflowError, TypeError, ValueError)
-_ASK, _TELL = Kind.ASK.value, Kind.TELL.value
 _REPLIED = Ended.REPLIED
 
 
@@ -63,10 +65,10 @@ def _raw(message: Message | None) -> msgspec.Raw:
 class Journal:
     """The journal of one system; every method is called on its loop, if nothing else is said.
 
-    What a message costs most often, its two records, is written as the tuple that the record class encodes to, and
-    without a call of ``_record``. Records
-    are kept as they are until a batch of them is encoded in one call, at half of what one call each would cost; that
-    they say then what they said when they were made is what messages promise, since nobody may change one.
+    What a message costs most often, one record of its start and end, is written as the tuple that the record class
+    encodes to, and without a call of ``_record``. Records are kept as they are until a batch of them is encoded in one
+    call, at half of what one call each would cost; that they say then what they said when they were made is what
+    messages promise, since nobody may change one.
     """
 
     def __init__(self, policy: JournalPolicy, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,6 +83,8 @@ class Journal:
             path = Path(policy.path)
             self._writer = FileWriter(path, self._head, self._file_failed, policy.rotate_bytes, policy.keep_parts)
         self._records: list[object] = []
+        self._begun: Delivery | None = None
+        """The message whose handler began last, while nothing else was recorded."""
         self._batch_records = _BATCH_RECORDS
         self._batches: list[Batch] = []
         """Encoded, and not with the writer yet."""
@@ -147,31 +151,42 @@ class Journal:
         """An incarnation begins."""
         self._record(Started(actor=actor, incarnation=incarnation, handling=handling, settings=_raw(settings)))
 
-    def dequeued(self, delivery: Delivery, incarnation: int, position: int, clock_s: float) -> None:
-        """A handler begins."""
-        actor = delivery.cell.name
-        kind = _TELL if delivery.future is None else _ASK
+    def began(self, delivery: Delivery) -> None:
+        """A handler begins. Its start is written with whatever is recorded or flushed next: before it, or in one with
+        its end."""
+        if self._begun is not None:
+            self._write_begun()
+        self._begun = delivery
+        if self._timer is None:
+            self._due()
+
+    def replied(self, delivery: Delivery, handling: "Handling", clock_s: float, reply: Message | None) -> None:
+        """A handler returned."""
+        if self._begun is not delivery:
+            self.finished(delivery.cell.name, delivery.id, clock_s, _REPLIED, reply, None)
+            return
+        self._begun = None
+        cell = handling.cell
+        position = cell.position
+        cell.position = position + 1
         records = self._records
         records.append(
             (
-                "journal.dequeued",
-                actor,
-                incarnation,
+                HANDLED,
+                cell.name,
+                cell.incarnation,
                 position,
+                handling.start_s,
+                delivery.id,
+                delivery.future is not None,
+                delivery.sender,
+                delivery.deadline_s,
+                delivery.cause,
+                delivery.trace,
+                delivery.chain,
+                delivery.message,
                 clock_s,
-                (
-                    MESSAGES_VERSION,
-                    delivery.id,
-                    kind,
-                    delivery.sender,
-                    actor,
-                    delivery.deadline_s,
-                    delivery.cause,
-                    delivery.trace,
-                    delivery.chain,
-                    None,
-                    delivery.message,
-                ),
+                reply,
             )
         )
         if self._timer is None or len(records) >= self._batch_records:
@@ -220,10 +235,7 @@ class Journal:
     ) -> None:
         """A handler ended."""
         end = "replied" if ended is _REPLIED else ended
-        records = self._records
-        records.append(("journal.finished", actor, handling, clock_s, end, body, failure))
-        if self._timer is None or len(records) >= self._batch_records:
-            self._due()
+        self._record((FINISHED, actor, handling, clock_s, end, body, failure))
 
     def dead_letter(self, actor: str, envelope_id: int, reason: DeadReason) -> None:
         """A message or reply came to nothing."""
@@ -238,10 +250,18 @@ class Journal:
         self._record(Stopped(actor=actor, incarnation=incarnation, failure=failure))
 
     def _record(self, record: object) -> None:
+        if self._begun is not None:
+            self._write_begun()
         records = self._records
         records.append(record)
         if self._timer is None or len(records) >= self._batch_records:
             self._due()
+
+    def _write_begun(self) -> None:
+        """Something else is recorded, or all is written, before the handler that began last has ended."""
+        delivery, self._begun = self._begun, None
+        if delivery is not None:
+            self._records.append(dequeued(delivery))
 
     def _due(self) -> None:
         """A batch is full, or nobody will come to write it yet."""
@@ -261,6 +281,8 @@ class Journal:
 
     def _encode_batch(self) -> None:
         """Encode what was recorded; after the end, forget it."""
+        if self._begun is not None:
+            self._write_begun()
         records, self._records = self._records, []
         if not records or self._ended:
             return
@@ -280,7 +302,7 @@ class Journal:
 
     def _encode_singly(self, records: list[object]) -> None:
         """Among these is one that cannot be written, or they are too long for one frame."""
-        for record in records:
+        for record in split(records):
             try:
                 entry = self._encode(record)
             except _CANNOT_ENCODE as found:

@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple, Self
 import msgspec
 
 from ...messages.failure import Code, HostWeightsError, Stage, error
-from ...messages.journal import JOURNAL_VERSION, JOURNAL_VERSIONS, JournalEntry, JournalHeader, JournalRecord
-from .journal_versions import array_head, upgraded
+from ...messages.journal import JOURNAL_VERSION, JOURNAL_VERSIONS, JournalHeader, JournalRecord, WrittenEntry
+from .journal_versions import array_head, expanded, upgraded
 
 FRAME = struct.Struct("<II")
 RECORD_LIMIT_BYTES = 16 * 2**20
@@ -196,10 +196,10 @@ def write_all(file: int, data: bytes) -> None:
 class JournalReader:
     """Records of a journal in order, the parts of a rotated one included; a context manager and an iterator.
 
-    Reads every version of ``JOURNAL_VERSIONS``. A journal that ends inside a frame was torn by a crash: iteration ends
-    there and ``torn_bytes`` says how many bytes were left over. A wrong checksum, an unknown record, a frame too long,
-    a missing part between others or a first record that is not a header of a known version raise ``journal_corrupt``.
-    Holds one frame in memory at a time.
+    Reads every version of ``JOURNAL_VERSIONS`` and gives out the two records that a ``Handled`` stands for. A journal
+    that ends inside a frame was torn by a crash: iteration ends there and ``torn_bytes`` says how many bytes were left
+    over. A wrong checksum, an unknown record, a frame too long, a missing part between others or a first record that is
+    not a header of a known version raise ``journal_corrupt``. Holds one frame in memory at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -207,7 +207,7 @@ class JournalReader:
         self._paths: list[Path] = []
         self._file: BinaryIO | None = None
         self._header = msgspec.msgpack.Decoder(JournalHeader)
-        self._entries = msgspec.msgpack.Decoder(list[JournalEntry])
+        self._entries = msgspec.msgpack.Decoder(list[WrittenEntry])
         self.torn_bytes = 0
         self.first_part = 0
         """More than 0 when the oldest parts were removed."""
@@ -256,7 +256,7 @@ class JournalReader:
                 entries = self._entries.decode(upgraded(payload) if header.version == 1 else payload)
             except msgspec.MsgspecError as found:
                 raise _corrupt(path, offset, f"holds no known record: {found}") from found
-            yield from entries
+            yield from expanded(entries, header.messages_version)
             offset += FRAME.size + len(payload)
 
     def _frame(self, path: Path, offset: int) -> bytes | None:

@@ -1,6 +1,7 @@
 """A wait that cancels do not pierce."""
 
 import asyncio
+from collections.abc import Iterable
 
 
 class Latch:
@@ -40,3 +41,15 @@ class Latch:
                 cancelled = cancel
         if cancelled is not None:
             raise cancelled
+
+
+async def outlast_all(latches: Iterable[Latch]) -> None:
+    """Wait until all are open whatever happens; a cancel that came meanwhile is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    for latch in latches:
+        try:
+            await latch.outlast()
+        except asyncio.CancelledError as cancel:
+            cancelled = cancel
+    if cancelled is not None:
+        raise cancelled

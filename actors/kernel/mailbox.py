@@ -21,8 +21,8 @@ class Mailbox:
         self._items: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._nudged = False
-        self.offers: deque[asyncio.Future[None]] = deque()
-        """Who waits for room, in order."""
+        self.offers: deque[asyncio.Future[None]] | None = None
+        """Who waits for room, in order; None while nobody ever has."""
         self.limit = limit
         self.length = 0
         self.backlog_s = 0.0
@@ -84,10 +84,13 @@ class Mailbox:
         Waiters are let through in their order; one that must wait again stays ``first``.
         """
         offer: asyncio.Future[None] = self._loop.create_future()
+        if self.offers is None:
+            self.offers = deque()
+        offers = self.offers
         if first:
-            self.offers.appendleft(offer)
+            offers.appendleft(offer)
         else:
-            self.offers.append(offer)
+            offers.append(offer)
         timer = None if deadline_s is None else self._loop.call_at(deadline_s, _let_through, offer)
         try:
             await offer
@@ -98,8 +101,8 @@ class Mailbox:
         finally:
             if timer is not None:
                 timer.cancel()
-            if offer in self.offers:
-                self.offers.remove(offer)
+            if offer in offers:
+                offers.remove(offer)
 
     def grant(self, *, everyone: bool = False) -> None:
         """Let the first who waits for room look again, or everyone because there will be none."""
@@ -116,6 +119,8 @@ class Mailbox:
 
     def oldest(self) -> Delivery | None:
         """What ``take`` would give, left where it is."""
+        if not self.length:
+            return None
         return next((item for item in self._items if item.state == QUEUED), None)
 
     def waiter(self, *, messages: bool = True) -> "asyncio.Future[None] | None":

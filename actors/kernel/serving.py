@@ -31,8 +31,8 @@ class Serving(Intake):
         self.failed = 0
         self.withdrawn_running = 0
         self.swallowed_cancels = 0
-        self._position = 0
-        self._observed = hub.journal is not None or hub.instruments is not None
+        self.position = 0
+        """Of the next message whose start is recorded."""
         self._cut = False
         self._draining = False
         self._crash: Exception | None = None
@@ -71,7 +71,8 @@ class Serving(Intake):
         The serial handler is awaited here and not in a coroutine of its own: that would be a tenth of what an ask
         costs. A message starts when the one before it ended, so that one reading of the clock serves both.
         """
-        mailbox, clock, task, receive = self.mailbox, self.hub.clock, self.task, self.actor.receive
+        hub, mailbox, task, receive = self.hub, self.mailbox, self.task, self.actor.receive
+        clock, journal, instruments = hub.clock, hub.journal, hub.instruments
         reply: Message | None
         raised: BaseException | None
         num_handled, now_s = 0, clock()
@@ -101,8 +102,10 @@ class Serving(Intake):
                     self, delivery.id, task, True, now_s, deadline_s, delivery.chain
                 )
                 delivery.state = RUNNING
-                if self._observed:
-                    self._began(delivery, now_s)
+                if instruments is not None:
+                    instruments.began(delivery)
+                if journal is not None:
+                    journal.began(delivery)
                 reply = raised = None
                 try:
                     reply = await receive(delivery.message, handling)
@@ -143,14 +146,17 @@ class Serving(Intake):
         if delivery.state != TAKEN or task is None:
             return
         self._children[task] = delivery  # an eager task runs before its maker knows it
-        self.hub.owners[task] = self
-        now_s, deadline_s = self.hub.clock(), delivery.deadline_s
+        hub = self.hub
+        hub.owners[task] = self
+        now_s, deadline_s = hub.clock(), delivery.deadline_s
         if deadline_s is not None and not self._can_start(delivery, deadline_s - now_s):
             return
         delivery.handling = handling = Handling(self, delivery.id, task, False, now_s, deadline_s, delivery.chain)
         delivery.state = RUNNING
-        if self._observed:
-            self._began(delivery, now_s)
+        if hub.instruments is not None:
+            hub.instruments.began(delivery)
+        if hub.journal is not None:
+            hub.journal.began(delivery)
         reply: Message | None = None
         raised: BaseException | None = None
         try:
@@ -179,15 +185,6 @@ class Serving(Intake):
         self.withdraw(delivery, Reason.DEADLINE)
         return False
 
-    def _began(self, delivery: Delivery, now_s: float) -> None:
-        """Tell those who look on that a handler begins."""
-        hub = self.hub
-        if hub.instruments is not None:
-            hub.instruments.began(delivery)
-        if hub.journal is not None:
-            hub.journal.dequeued(delivery, self.incarnation, self._position, now_s)
-            self._position += 1
-
     def _end(self, delivery: Delivery, handling: Handling, reply: Message | None) -> float:
         """End a message whose handler returned; an ask without a reply failed, and its actor lives on."""
         hub = self.hub
@@ -198,11 +195,10 @@ class Serving(Intake):
             missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
             self._settle(delivery, handling, Ended.FAILED, missing, end_s)
             return end_s
-        if self._observed:
-            if hub.journal is not None:
-                hub.journal.finished(self.name, delivery.id, end_s, _REPLIED, reply, None)
-            if hub.instruments is not None:
-                hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
+        if hub.journal is not None:
+            hub.journal.replied(delivery, handling, end_s, reply)
+        if hub.instruments is not None:
+            hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
         if reply is not None and asked:
             delivery.succeed(reply)
         else:

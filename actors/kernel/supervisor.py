@@ -1,6 +1,7 @@
 """The root of a system: one task that restarts after crashes, ends the system when it must, and shuts down in order."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -9,7 +10,7 @@ from .contract import Strategy
 from .deadlines import DeadlineWheel
 from .errors import HandlerFailed
 from .hub import Hub
-from .latch import Latch
+from .latch import Latch, outlast_all
 from .supervision import Escalate, Record, Restart, decide, to_restart
 
 
@@ -41,9 +42,9 @@ class Supervisor:
         self._hub.wake_supervisor.open()
         self._back_off_ended.open()
 
-    async def stop(self, cell: Cell) -> None:
-        """Drain one actor, withdraw what is left at the deadline, and wait for its end whatever happens."""
-        await self._stop(cell, self._hub.clock() + self._shutdown_s)
+    async def stop(self, cells: Sequence[Cell]) -> None:
+        """Drain actors, withdraw what is left at the deadline, and wait for their ends whatever happens."""
+        await self._stop(cells, self._hub.clock() + self._shutdown_s)
 
     async def _main(self) -> None:
         hub = self._hub
@@ -108,7 +109,7 @@ class Supervisor:
                 cell.stop()
             while not cell.ended.opened:
                 try:
-                    await self._stop(cell, deadline_s)
+                    await self._stop((cell,), deadline_s)
                 except asyncio.CancelledError:
                     cell.stop()
             if cell.cleanup_error is not None and self._hub.failure is None:
@@ -116,14 +117,17 @@ class Supervisor:
         self._drains.close()
         self.closed.open()
 
-    async def _stop(self, cell: Cell, deadline_s: float) -> None:
-        cell.drain()
-        if cell.entry is None and deadline_s < inf:
-            self._drains.add(cell, deadline_s, self._hub.clock())
+    async def _stop(self, cells: Sequence[Cell], deadline_s: float) -> None:
+        now_s = self._hub.clock()
+        for cell in cells:
+            cell.drain()
+            if cell.entry is None and deadline_s < inf:
+                self._drains.add(cell, deadline_s, now_s)
         try:
-            await cell.ended.outlast()
+            await outlast_all(cell.ended for cell in cells)
         finally:
-            self._drains.remove(cell)
+            for cell in cells:
+                self._drains.remove(cell)
 
     async def _outlast(self, latch: Latch) -> None:
         """Wait to the end; a cancel of the root task, which only a dying loop sends, closes the system after it."""

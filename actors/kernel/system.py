@@ -17,7 +17,7 @@ from .events import Subscription
 from .hub import Hub, refused
 from .instruments import Instruments
 from .journal import Journal
-from .latch import Latch
+from .latch import Latch, outlast_all
 from .stats import ActorStats, SystemStats
 from .supervisor import Supervisor
 
@@ -80,31 +80,27 @@ class ActorSystem:
         """Why the system ended by itself; None while it has not."""
         return self._hub.failure
 
-    async def start(self, spec: ActorSpec) -> None:
-        """Start an actor and wait until its ``started`` hook has returned.
+    async def start(self, *specs: ActorSpec) -> None:
+        """Start actors, in this order, and wait until the ``started`` hook of each has returned.
 
-        Raises what that hook raised (HandlerFailed when it is not a HostWeightsError); then, and when the wait is
-        cancelled, no such actor runs. Refuses a spec that cannot work and a name that is taken (invalid_config).
+        The hooks of several run beside each other, and none of them waits for another: start what it needs before it.
+        Raises what the first hook in order raised that did (HandlerFailed when it is not a HostWeightsError); then, and
+        when the wait is cancelled, none of these actors runs. Refuses, before it starts any, a spec that cannot work
+        and a name that is taken (invalid_config).
         """
-        _check(spec)
-        if self._hub.closing or self._hub.failure is not None:
-            raise ActorStopped.of(spec.name, "start", self._hub.why("the system is closing"))
-        if spec.name in self._hub.cells:
-            raise refused(Code.INVALID_CONFIG, f"an actor named {spec.name!r} runs already; names are unique")
-        cell = Cell(self._hub, spec)
-        self._hub.cells[spec.name] = cell
-        cell.launch()
+        self._check(specs)
+        cells = [Cell(self._hub, spec) for spec in specs]
+        for cell in cells:
+            self._hub.cells[cell.name] = cell
+            cell.launch()
         try:
-            await cell.settled.wait()
+            failed = await _settled(cells)
         except asyncio.CancelledError:
-            cell.stop()
-            await cell.ended.outlast()
-            self._hub.cells.pop(spec.name, None)
+            await self._abandon(cells)
             raise
-        if not cell.served:
-            await cell.ended.outlast()
-            self._hub.cells.pop(spec.name, None)
-            raise _start_error(spec.name, cell.start_error)
+        if failed is not None:
+            await self._abandon(cells)
+            raise _start_error(failed.name, failed.start_error)
 
     def ask(self, name: str, message: Message, timeout_s: float | None = None) -> Coroutine[Any, Any, Message]:
         """Send and wait for the reply; to be awaited, and raises what ends an ask (see the contract).
@@ -129,22 +125,27 @@ class ActorSystem:
         """Listen to events from now on; at most ``limit`` unread ones are kept. Close it when done."""
         return self._hub.events.subscribe(limit)
 
-    async def stop_actor(self, name: str) -> None:
+    async def stop_actor(self, *names: str) -> None:
         """Refuse new messages, handle what is queued for at most ``shutdown_s``, withdraw the rest, wait for the end.
 
-        Returns when no task or thread of the actor is left; a cancel does not cut that short and is raised then.
+        Several stop beside each other, against one deadline, and refuse each other's messages too. Returns when no task
+        or thread of them is left; a cancel does not cut that short and is raised then. Raises, before it stops any,
+        ActorStopped when one is not there, and at the end HandlerFailed when a ``stopped`` hook raised, the first in
+        order.
         """
-        cell = self._hub.cells.get(name)
-        if cell is None:
-            raise ActorStopped.of(name, "stop", "no actor of that name runs")
+        hub = self._hub
+        for name in names:
+            if name not in hub.cells:
+                raise ActorStopped.of(name, "stop", "no actor of that name runs")
         self._refuse_from_inside()
+        cells = [hub.cells[name] for name in names]
         try:
-            await self._supervisor.stop(cell)
+            await self._supervisor.stop(cells)
         finally:
-            if self._hub.cells.get(name) is cell:
-                del self._hub.cells[name]
-        if cell.cleanup_error is not None:
-            raise HandlerFailed.of(name, "stopped", cell.cleanup_error)
+            self._forget(cells)
+        for cell in cells:
+            if cell.cleanup_error is not None:
+                raise HandlerFailed.of(cell.name, "stopped", cell.cleanup_error)
 
     async def close(self, *, drain: bool = True) -> None:
         """Stop all actors, newest first, against one deadline of ``shutdown_s``; closing twice is harmless.
@@ -202,6 +203,31 @@ class ActorSystem:
     async def _off_loop(self, step: Callable[[], None]) -> None:
         await run_blocking(self._journal_pool, CallBudget(None), lambda _: step(), None)
 
+    def _check(self, specs: tuple[ActorSpec, ...]) -> None:
+        hub, names = self._hub, set[str]()
+        for spec in specs:
+            _check(spec)
+            if hub.closing or hub.failure is not None:
+                raise ActorStopped.of(spec.name, "start", hub.why("the system is closing"))
+            if spec.name in hub.cells or spec.name in names:
+                raise refused(Code.INVALID_CONFIG, f"an actor named {spec.name!r} runs already; names are unique")
+            names.add(spec.name)
+
+    async def _abandon(self, cells: list[Cell]) -> None:
+        """End, newest first, actors that shall not run."""
+        for cell in reversed(cells):
+            cell.stop()
+        try:
+            await outlast_all(cell.ended for cell in cells)
+        finally:
+            self._forget(cells)
+
+    def _forget(self, cells: list[Cell]) -> None:
+        """Their names are free again."""
+        for cell in cells:
+            if self._hub.cells.get(cell.name) is cell:
+                del self._hub.cells[cell.name]
+
     def _refuse_from_inside(self) -> None:
         task = asyncio.current_task()
         cell = None if task is None else self._hub.owners.get(task)
@@ -220,6 +246,16 @@ def _check(spec: ActorSpec) -> None:
         wrong = "concurrency_limit, mailbox_limit and workers are at least 1"
     if wrong is not None:
         raise refused(Code.INVALID_CONFIG, f"actor {spec.name!r} cannot be started: {wrong}")
+
+
+async def _settled(cells: list[Cell]) -> Cell | None:
+    """Wait until all serve, or one has ended without: that one."""
+    for cell in cells:
+        if not cell.settled.opened:
+            await cell.settled.wait()
+        if not cell.served:
+            return cell
+    return None
 
 
 def _start_error(name: str, raised: Exception | None) -> HostWeightsError:

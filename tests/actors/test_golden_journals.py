@@ -1,4 +1,4 @@
-"""D3: six scenarios in two journal versions stand as files; today's actors do what they record."""
+"""D3: six scenarios in three journal versions stand as files; today's actors do what they record."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from hostweights.pytest_plugin import Replay, replay
 __all__ = ["replay"]
 
 FOLDER = Path(__file__).parent / "journals"
-FILES = [FOLDER / version / f"{name}.journal" for version in ("v1", "v2") for name in golden.SCENARIOS]
+FILES = [FOLDER / version / f"{name}.journal" for version in ("v1", "v2", "v3") for name in golden.SCENARIOS]
 IDS = [f"{path.parent.name}-{path.stem}" for path in FILES]
 
 
@@ -38,10 +38,10 @@ def test_D3_the_golden_scenarios_are_those_of_today(name: str, tmp_path: Path) -
     again = tmp_path / "again.journal"
     again.write_bytes(golden.record(name))
     kinds = []
-    for path in (again, FOLDER / "v2" / f"{name}.journal"):
+    for path in (again, *(FOLDER / version / f"{name}.journal" for version in ("v2", "v3"))):
         with JournalReader(path) as reader:
             kinds.append([type(record).__name__ for record in reader])
-    assert kinds[0] == kinds[1]
+    assert kinds[0] == kinds[1] == kinds[2]
 
 
 def test_D3_a_changed_policy_shows_as_a_readable_diff(
@@ -53,7 +53,7 @@ def test_D3_a_changed_policy_shows_as_a_readable_diff(
 
     monkeypatch.setattr("hostweights.actors.resolution.decide", stricter)
     with pytest.raises(pytest.fail.Exception) as found:
-        replay(FOLDER / "v2" / "corruption.journal", "resolver")
+        replay(FOLDER / "v3" / "corruption.journal", "resolver")
     text = str(found.value)
     assert "actor 'resolver' does something else than record" in text
     changed = [line for line in text.splitlines() if line[:2] in ("- ", "+ ")]

@@ -1,7 +1,7 @@
 """Golden journals of the four actors: ``python tests/helpers/golden.py tests/actors/journals`` writes them anew.
 
 Each scenario runs on the ports of ``chaos_world`` in virtual time, so a journal holds no path of any machine. The same
-records are written in both versions of the format, since a library must read what an older one wrote.
+records are written in every version of the format, since a library must read what an older one wrote.
 """
 
 # ruff: noqa: ARG001 - scenarios have one signature
@@ -17,11 +17,11 @@ from chaos import specs
 from chaos_world import World, identity_of
 from hostweights.actors.assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT
 from hostweights.actors.kernel import ActorSystem, JournalReader
-from hostweights.actors.kernel.journal_file import frame
+from hostweights.actors.kernel.journal_file import Batch, frame, frame_of
 from hostweights.actors.kernel.testing import SimulatedPool, run_virtual
 from hostweights.hwr.identity import artifact_key
 from hostweights.messages.config import Mode, Validation
-from hostweights.messages.journal import JournalPolicy, JournalRecord
+from hostweights.messages.journal import JournalHeader, JournalPolicy, JournalRecord
 from hostweights.messages.publisher import Publish
 from hostweights.messages.resolver import Resolve
 from hostweights.messages.store import ListLeases, Release
@@ -122,6 +122,15 @@ def record(name: str) -> bytes:
     return run_virtual(scenario, seed=1)
 
 
+def in_version_2(records: list[JournalRecord]) -> bytes:
+    """The same records as version 2 wrote them: the start and the end of a message apart."""
+    head, *entries = records
+    assert isinstance(head, JournalHeader)
+    encoded = [msgspec.msgpack.encode(entry) for entry in entries]
+    header = msgspec.msgpack.encode(msgspec.structs.replace(head, version=2))
+    return frame(header) + frame_of([Batch(len(encoded), b"".join(encoded))])
+
+
 def in_version_1(records: list[JournalRecord]) -> bytes:
     """The same records as version 1 wrote them: each in a frame of its own, as a map."""
     frames = []
@@ -139,16 +148,17 @@ def in_version_1(records: list[JournalRecord]) -> bytes:
 
 
 def main(folder: Path) -> None:
-    """Write every scenario in both versions."""
+    """Write every scenario in every version."""
     for name in SCENARIOS:
-        newest = folder / "v2" / f"{name}.journal"
+        newest = folder / "v3" / f"{name}.journal"
         newest.parent.mkdir(parents=True, exist_ok=True)
         newest.write_bytes(record(name))
         with JournalReader(newest) as reader:
             records = list(reader)
-        older = folder / "v1" / newest.name
-        older.parent.mkdir(exist_ok=True)
-        older.write_bytes(in_version_1(records))
+        for version, written in (("v1", in_version_1(records)), ("v2", in_version_2(records))):
+            older = folder / version / newest.name
+            older.parent.mkdir(exist_ok=True)
+            older.write_bytes(written)
 
 
 if __name__ == "__main__":

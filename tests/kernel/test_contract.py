@@ -272,7 +272,7 @@ async def test_a_handler_that_answers_in_spite_of_its_deadline_is_believed() -> 
 
     async with ActorSystem() as system:
         await system.start(spec(handler))
-        assert await system.ask("a", Do(), timeout_s=0.01) == Do(what="late and right")
+        assert await system.ask("a", Do(), timeout_s=0.1) == Do(what="late and right")
 
 
 @pytest.mark.asyncio

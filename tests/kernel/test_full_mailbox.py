@@ -105,7 +105,9 @@ async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
         first = asyncio.create_task(system.offer("a", Do(n=2)))
         second = asyncio.create_task(system.offer("a", Do(n=3)))
         await passes(2)
-        (granted, _) = system._hub.cells["a"].mailbox.offers
+        offers = system._hub.cells["a"].mailbox.offers
+        assert offers is not None
+        (granted, _) = offers
         queued.cancel()
         while not granted.done():  # noqa: ASYNC110 - polling is by loop pass
             await asyncio.sleep(0)

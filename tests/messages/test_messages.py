@@ -11,13 +11,13 @@ from hostweights.messages import AnyMessage, Config, Failure
 from hostweights.messages.base import MESSAGES_VERSION, Message
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 from hostweights.messages.identity import ArtifactIdentity
-from hostweights.messages.journal import JournalRecord
+from hostweights.messages.journal import JournalHeader, WrittenEntry
 from hostweights.messages.manifest import FileEntry, TensorEntry
 from hostweights.messages.store import Release, Released
 
 FOLDER = Path(__file__).resolve().parents[2] / "messages"
 MESSAGES = get_args(AnyMessage)
-RECORDS = get_args(JournalRecord)
+RECORDS = get_args(JournalHeader | WrittenEntry)
 
 
 def test_D1_every_message_class_is_in_a_union() -> None:
