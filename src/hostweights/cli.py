@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.bench import bench
 from hostweights.commands.config import config
 from hostweights.commands.doctor import doctor
 from hostweights.commands.refusals import REFUSED, AsJson, Debug, print_json, refusing, say_bug
@@ -82,6 +83,7 @@ def demo(
         raise typer.Exit(1)
 
 
+app.command()(bench)
 app.command()(config)
 app.command()(doctor)
 app.command()(replay)

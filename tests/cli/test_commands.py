@@ -84,8 +84,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-ORDER = ("show", "verify", "list", "scrub", "config", "doctor", "top", "replay", "gc", "rm")
-SLOW = ("demo", "warm", "bench")
+ORDER = ("show", "verify", "list", "scrub", "config", "doctor", "top", "replay", "bench", "gc", "rm")
+SLOW = ("demo", "warm")
 
 
 def run_example(command: str, world: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
