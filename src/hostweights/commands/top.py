@@ -146,7 +146,7 @@ def _holding(rows: "Sequence[Row]", root: str) -> str:
 def _state(row: "Row") -> str:
     if row.publishing is not None:
         return f"publishing {row.publishing:.0%}"
-    return "streaming" if row.streaming else "idle" if row.leases else "private"
+    return "streaming" if row.streaming else "mapped" if row.leases else "private"
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:
