@@ -12,6 +12,7 @@ from ..hwr.identity import why
 from ..hwr.lock_holders import process_name
 from ..hwr.memory import mapped_memory, processes_mapping
 from ..hwr.packed.logical import logical_tensors
+from ..hwr.scrub import Reading
 from ..hwr.store import LocalStore
 from ..hwr.upkeep import StoredGeneration
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
@@ -184,9 +185,9 @@ class Upkeep:
         """Every generation, by key, newest first."""
         return tuple(self._store.list_stored())
 
-    def scrub(self) -> Scrubbed:
+    def scrub(self, reading: Reading | None = None) -> Scrubbed:
         """Compare every byte of everything at idle I/O priority; condemn what is damaged."""
-        report = self._store.scrub(self._budget)
+        report = self._store.scrub(self._budget, reading)
         damaged = tuple(printable(f"{each.directory}: {each.code}: {each.reason}") for each in report.damaged)
         return Scrubbed(
             sound=report.sound,

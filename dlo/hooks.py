@@ -34,7 +34,8 @@ class _Uncopyable:
 class _Opaque(Generic[P]):
     """Calls a function of the driver so that torch.compile runs it as it is instead of tracing into locks and swaps.
 
-    The compiler takes a second to import, so it is told only when somebody else has loaded it.
+    The compiler takes a second to import, so it is told only when somebody else has loaded it. That it is tracing is
+    asked first: it would look at every loaded module, of which another thread may load more meanwhile.
     """
 
     def __init__(self, call: Callable[P, None]) -> None:
@@ -43,7 +44,7 @@ class _Opaque(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call it."""
-        if not self._told and "torch._dynamo" in sys.modules:
+        if not self._told and (torch.compiler.is_compiling() or "torch._dynamo" in sys.modules):
             untraced: Callable[P, None] = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]  # torch's
             self._call = untraced
             self._told = True

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..messages.budget import Budget
@@ -22,6 +23,9 @@ _PROVEN = {Code.CHECKSUM_MISMATCH, Code.PAYLOAD_MISMATCH, Code.MANIFEST_CORRUPT}
 
 Condemn = Callable[[str, str, Code, str], None]
 """Called with key, generation, code and reason of what was found damaged."""
+
+Reading = Callable[[str, str, int, int], None]
+"""Called with key, generation, bytes read and bytes in all; quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,9 @@ class ScrubReport:
     unread: tuple[str, ...]
 
 
-def scrub(artifacts: Place, condemn: Condemn, wait_s: float, budget: Budget) -> ScrubReport:
+def scrub(
+    artifacts: Place, condemn: Condemn, wait_s: float, budget: Budget, reading: Reading | None = None
+) -> ScrubReport:
     """Compare every byte of every generation that is not condemned with its digest, at idle I/O priority.
 
     Each generation is leased while it is read; that does not count as a use. Bytes that are in the page cache are
@@ -63,7 +69,8 @@ def scrub(artifacts: Place, condemn: Condemn, wait_s: float, budget: Budget) -> 
                 for generation in catalog.list_generations(list_names(key_directory)):
                     if generation.condemned:
                         continue
-                    result = _check(key_directory, generation.name, wait_s, budget)
+                    progress = None if reading is None else partial(reading, key, generation.name)
+                    result = _check(key_directory, generation.name, wait_s, budget, progress)
                     if isinstance(result, int):
                         sound, sound_bytes = sound + 1, sound_bytes + result
                     elif isinstance(result, Finding):
@@ -102,14 +109,16 @@ def verify(
     return sum(file.size_bytes for file in lease.manifest.files)
 
 
-def _check(key_directory: Place, generation: str, wait_s: float, budget: Budget) -> int | Finding | str | None:
+def _check(
+    key_directory: Place, generation: str, wait_s: float, budget: Budget, progress: Progress | None
+) -> int | Finding | str | None:
     """The bytes that were read and right; or what is wrong; or why it could not be read; None if it is gone."""
     directory = key_directory.path / generation
     budget.check()
     try:
         lease = _lease(key_directory, generation, wait_s, budget)
         try:
-            lease.verify(budget)
+            lease.verify(budget, progress)
         finally:
             lease.close()
     except (Gone, FileNotFoundError, NotADirectoryError):

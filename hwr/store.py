@@ -27,7 +27,7 @@ from .remote.artifact import find_artifact, require_identity
 from .remote.contract import Remote
 from .remote.download import Download
 from .remote.ranges import range_reader
-from .scrub import ScrubReport, scrub, verify
+from .scrub import Reading, ScrubReport, scrub, verify
 from .staging import staged
 from .store_files import Place, make_directory, opened_directory, os_errors
 from .upkeep import Description, StoredGeneration
@@ -273,14 +273,14 @@ class LocalStore:
         with os_errors(Stage.CAPACITY, f"read the account of {self.root}"):
             return ledger.usage(budget)
 
-    def scrub(self, budget: Budget) -> ScrubReport:
+    def scrub(self, budget: Budget, reading: Reading | None = None) -> ScrubReport:
         """Compare every byte of every generation with its digest at idle I/O priority, and condemn what is damaged.
 
         A store that cannot be written is read all the same, and only reported. Raises what the budget raises.
         """
         self._check_open()
         with os_errors(Stage.VALIDATION, f"scrub {self.root}"):
-            return scrub(self._domain.artifacts, self._condemn_found, self._wait.lookup_s, budget)
+            return scrub(self._domain.artifacts, self._condemn_found, self._wait.lookup_s, budget, reading)
 
     def _condemn_found(self, key: str, generation: str, code: Code, reason: str) -> None:
         if not self.read_only:

@@ -1,5 +1,8 @@
-"""Blocking-call detection for every test."""
+"""For every test: blocking-call detection, and a runtime directory that no other process of the machine uses."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -7,8 +10,11 @@ import pytest
 import loop_guard
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     loop_guard.install()
+    place = tempfile.mkdtemp(prefix="hostweights-run-")  # short, as the name of a socket must be; mode 0700
+    os.environ["HOSTWEIGHTS_RUNTIME_DIR"] = place
+    config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)

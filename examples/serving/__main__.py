@@ -9,8 +9,11 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 from asyncio.subprocess import PIPE, Process
+from contextlib import ExitStack
 from pathlib import Path
 
 from hostweights.demo.weights import find_model
@@ -136,13 +139,26 @@ def main() -> int:
     parser.add_argument("--root", type=Path, help="the store (default: HOSTWEIGHTS_ROOT, else ~/.cache/hostweights)")
     parser.add_argument("--model", type=Path, help="a BERT-like sentence encoder (default: the installed MiniLM)")
     parser.add_argument("--stream", help="stream the blocks to this device, such as cuda")
+    parser.add_argument(
+        "--flux", nargs="?", const="", help="serve /image too, from this pipeline (default: a tiny one, made now)"
+    )
     arguments = parser.parse_args()
     root = arguments.root or Path(os.environ.get("HOSTWEIGHTS_ROOT") or Path.home() / ".cache" / "hostweights")
     options = [f"--model={find_model(arguments.model)}"]
     if arguments.stream is not None:
         options.append(f"--stream={arguments.stream}")
-    with socket.create_server((arguments.host, arguments.port), backlog=2048) as listener:
+    with ExitStack() as stack:
+        if arguments.flux is not None:
+            options.append(f"--flux={arguments.flux or _tiny_pipeline(stack)}")
+        listener = stack.enter_context(socket.create_server((arguments.host, arguments.port), backlog=2048))
         return 0 if asyncio.run(_serve(listener, arguments.workers, options, root.absolute())) else 1
+
+
+def _tiny_pipeline(stack: ExitStack) -> str:
+    """A directory for as long as the server runs; made in a process of its own, which takes the libraries with it."""
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostweights-flux-"))
+    subprocess.run([sys.executable, "-m", "examples.serving.flux", directory], check=True, stderr=subprocess.DEVNULL)
+    return directory
 
 
 async def _serve(listener: socket.socket, workers: int, options: list[str], root: Path) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import torch
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
+from examples.serving.flux import ImageRequest, Painter
 from hostweights import BERT_ENCODER, Config, HostWeights, LoadedModel
 from hostweights.demo.encoder import Encoder, pool, read_config
 from hostweights.observe import Endpoint, Instruments, Observer, ask_all
@@ -23,6 +24,8 @@ from hostweights.observe.metrics import CONTENT_TYPE, render
 
 MAX_BODY_BYTES = 1 << 20
 MAX_WAITING = 64
+
+Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,13 +74,17 @@ class Embedder:
 class Engine:
     """The routes of one worker."""
 
-    def __init__(self, directory: Path, config: Config, name: str, stream: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, config: Config, name: str, stream: str | None = None, flux: Path | None = None
+    ) -> None:
         self._directory = directory
         self._config = config
         self._name = name
         self._stream = stream
+        self._flux = flux
         self._model: LoadedModel
         self._embedder: Embedder
+        self._painter: Painter
         self.draining = False
         """Set when the worker is to end: it answers what arrives, says that it is not ready, and closes connections."""
 
@@ -96,6 +103,8 @@ class Engine:
                 await host.attach(self._model, device=self._stream)
             thread = stack.enter_context(ThreadPoolExecutor(1, "forward"))
             self._embedder = Embedder(self._directory, self._model.module, thread)
+            if self._flux is not None:
+                self._painter = await Painter.load(host, self._flux, thread)
             yield
 
     def app(self) -> Starlette:
@@ -106,23 +115,24 @@ class Engine:
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
         ]
+        if self._flux is not None:
+            routes.append(Route("/image", self.image, methods=["POST"]))
         return Starlette(routes=routes, lifespan=self.lifespan)
 
     async def embed(self, request: Request) -> Response:
         """``POST /embed``: 200, 400 for a body that is none, 413, 503 with Retry-After when too many wait."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return self._answer({"error": f"a body has at most {MAX_BODY_BYTES} bytes"}, 413)
-        try:
-            asked = msgspec.json.decode(body, type=EmbedRequest)
-        except msgspec.DecodeError as found:
-            return self._answer({"error": f'expected {{"texts": ["..."]}}: {found}'}, 400)
-        if self._embedder.waiting >= MAX_WAITING:
-            return self._answer({"error": "too many requests wait; try again"}, 503, {"retry-after": "1"})
+        asked = await self._read(request, EmbedRequest, '{"texts": ["..."]}', self._embedder.waiting)
+        if isinstance(asked, Response):
+            return asked
         vectors = await self._embedder.embed(asked.texts)
         return self._answer(EmbedReply(vectors, self._name, self._is_shared()))
+
+    async def image(self, request: Request) -> Response:
+        """``POST /image``: a PNG, and otherwise as ``/embed``."""
+        asked = await self._read(request, ImageRequest, '{"prompt": "..."}', self._painter.waiting)
+        if isinstance(asked, Response):
+            return asked
+        return Response(await self._painter.paint(asked), headers=self._closing(), media_type="image/png")
 
     async def health(self, _: Request) -> Response:
         """``GET /health``: the process lives and its loop turns."""
@@ -138,11 +148,28 @@ class Engine:
         snapshots, _unreachable = await ask_all(root=self._config.root)
         return Response(render(snapshots), headers={"content-type": CONTENT_TYPE})
 
+    async def _read(self, request: Request, kind: type[Asked], example: str, waiting: int) -> Asked | Response:
+        """The body as what it should be, or the answer that refuses it."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                return self._answer({"error": f"a body has at most {MAX_BODY_BYTES} bytes"}, 413)
+        try:
+            asked = msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as found:
+            return self._answer({"error": f"expected {example}: {found}"}, 400)
+        if waiting >= MAX_WAITING:
+            return self._answer({"error": "too many requests wait; try again"}, 503, {"retry-after": "1"})
+        return asked
+
     def _is_shared(self) -> bool:
         publication = self._model.publication
         return self._model.warm or (publication is not None and publication.done)
 
     def _answer(self, body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+        return Response(msgspec.json.encode(body), status, {**(headers or {}), **self._closing()}, "application/json")
+
+    def _closing(self) -> dict[str, str]:
         """While the worker ends, each answer closes its connection, so that no later request meets a closed one."""
-        closing = {"connection": "close"} if self.draining else {}
-        return Response(msgspec.json.encode(body), status, {**(headers or {}), **closing}, "application/json")
+        return {"connection": "close"} if self.draining else {}

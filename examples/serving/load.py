@@ -24,6 +24,8 @@ from pathlib import Path
 import httpx
 import msgspec
 import torch
+from rich.console import Console
+from rich.table import Table
 from safetensors.torch import load_file
 
 from examples.serving.app import Embedder, EmbedReply
@@ -216,15 +218,40 @@ async def _while_running(running: asyncio.Task[None], wait: Coroutine[None, None
     waiting.cancel()
 
 
+def table(report: Report) -> Table:
+    """The report for people."""
+    shown = Table("", "", title="Load test", title_justify="left", show_header=False)
+    by_worker = ", ".join(f"{name} {count}" for name, count in sorted(report.answers_by_worker.items()))
+    rows = (
+        ("time", f"{report.seconds:.1f} s"),
+        ("requests", f"{report.requests}, {report.requests / max(report.seconds, 1e-9):.0f} a second"),
+        ("answered by", by_worker),
+        ("while publishing, before the pages were shared", str(report.answers_private)),
+        ("wrong answers", str(report.wrong)),
+        ("failed requests", f"{len(report.failed)} {'; '.join(report.failed[:3])}".strip()),
+        ("in flight on the killed worker, closed at once", str(len(report.lost_with_killed_worker))),
+        ("median, 99th percentile", f"{report.median_s * 1e3:.1f} ms, {report.p99_s * 1e3:.1f} ms"),
+        ("exit code of the server", str(report.exit_code)),
+        ("as promised", "yes" if report.ok else "NO"),
+    )
+    for name, cell in rows:
+        shown.add_row(name, cell)
+    return shown
+
+
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m examples.serving.load", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="at least so long")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     arguments = parser.parse_args()
     report = asyncio.run(run_load(arguments.seconds, arguments.clients, arguments.workers))
-    print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console().print(table(report))
     return 0 if report.ok else 1
 
 

@@ -77,13 +77,14 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--stream", help="stream the blocks to this device, such as cuda")
+    parser.add_argument("--flux", type=Path, help="a FLUX.2 pipeline's directory, for /image")
     arguments = parser.parse_args()
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(worker=arguments.name, pid=str(os.getpid())))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # workers are the parallelism
-    engine = Engine(arguments.model, read_config(), arguments.name, arguments.stream)
+    engine = Engine(arguments.model, read_config(), arguments.name, arguments.stream, arguments.flux)
     DrainingServer(engine).run(sockets=[socket.socket(fileno=arguments.fd)])
 
 

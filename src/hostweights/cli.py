@@ -1,14 +1,18 @@
 """The ``hostweights`` command. Exit codes: 0 done; 1 the result is not what it must be; 2 bad input or a failure."""
 
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hostweights.commands.bench import bench
 from hostweights.commands.config import config
 from hostweights.commands.doctor import doctor
 from hostweights.commands.pull import pull
 from hostweights.commands.push import push
+from hostweights.commands.refusals import REFUSED, AsJson, Debug, print_json, refusing, say_bug
 from hostweights.commands.replay import replay
 from hostweights.commands.store_list import list_store
 from hostweights.commands.store_remove import gc, rm
@@ -20,9 +24,25 @@ from hostweights.commands.warm import warm
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
 
 
-@app.callback()
-def _root() -> None:
-    """One host copy of model weights: published once, mapped by every worker, streamed block by block."""
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("hostweights"))
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Exit codes: 0 done; 1 the result is not what it must be, or was not confirmed; 2 bad input or a "
+    "failure, said in one line on standard error; 130 interrupted."
+)
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """One host copy of model weights: published once, mapped by every worker, streamed block by block.
+
+    Every command takes --json, for one JSON value on standard output, and --debug, for the traceback of a failure.
+    """
 
 
 @app.command()
@@ -36,8 +56,8 @@ def demo(
     journals: Annotated[
         Path | None, typer.Option(help="Record every message of each worker into a new file in this directory.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Show the whole path on real weights.
 
@@ -48,33 +68,24 @@ def demo(
     Example: hostweights demo --workers 4
     """
     import anyio
-    import msgspec
     from rich.console import Console
 
     from hostweights.demo.display import ProgressView, render
     from hostweights.demo.run import DemoSettings, run_demo
-    from hostweights.messages.failure import HostWeightsError
 
     errors = Console(stderr=True)
     settings = DemoSettings(model=model, workers=workers, root=root, keep=keep, journals=journals)
-    try:
-        with ProgressView(errors, workers) as view:
-            result = anyio.run(run_demo, settings, view.show)
-    except HostWeightsError as failed:
-        if debug:
-            raise
-        errors.print(
-            f"error: {failed} [{failed.failure.stage}/{failed.code}]", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(2) from None
+    with refusing(debug=debug), ProgressView(errors, workers) as view:
+        result = anyio.run(run_demo, settings, view.show)
     if as_json:
-        typer.echo(msgspec.json.encode(result).decode())
+        print_json(result)
     else:
         Console().print(render(result))
     if not result.ok:
         raise typer.Exit(1)
 
 
+app.command()(bench)
 app.command()(config)
 app.command()(doctor)
 app.command()(pull)
@@ -91,5 +102,11 @@ app.command()(rm)
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point. An error that nobody foresaw is one line too, but with ``--debug``."""
+    try:
+        app()
+    except Exception as found:
+        if "--debug" in sys.argv:
+            raise
+        say_bug(found)
+        sys.exit(REFUSED)

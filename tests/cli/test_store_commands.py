@@ -201,6 +201,13 @@ def test_A7_scrub_condemns_what_is_damaged(store: LocalStore) -> None:
     assert as_json(store, "scrub")["sound"] == 1
 
 
+@pytest.mark.parametrize("command", ["verify", "scrub"])
+def test_A15_long_reads_say_how_far_they_are_on_standard_error(store: LocalStore, command: str) -> None:
+    one = publish(store, ONE)
+    lines = run(store, command).stderr.splitlines()
+    assert lines[-1].startswith(f"{one[:12]} 00000001: 100% of {size(payload_bytes(store, one))}")
+
+
 def test_A8_gc_asks_and_deletes_condemned_generations(store: LocalStore) -> None:
     one, two = publish(store, ONE), publish(store, TWO)
     assert done(store, "gc") == "freed 0 B\n"

@@ -20,6 +20,7 @@ from hostweights.commands.top import view
 from hostweights.messages.report import Outcome
 from hostweights.messages.store import BuildProgress
 from hostweights.observe import Observer, Snapshot, Unreachable
+from hostweights.observe import runtime_directory as runtime_directory_of_the_process
 from hostweights.observe.rates import rows
 
 PROCESS = """
@@ -96,6 +97,15 @@ def test_E2_top_shows_a_killed_process_no_more(tmp_path: Path, runtime_directory
 
     assert (code, json.loads(said)) == (0, {"processes": [], "unreachable": []})
     assert list(runtime_directory.iterdir()) == []
+
+
+def test_E2_tests_look_in_a_directory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # what tests/conftest.py leaves for tests that set nothing themselves
+    chosen = runtime_directory_of_the_process()
+    monkeypatch.delenv("HOSTWEIGHTS_RUNTIME_DIR")
+
+    assert chosen != runtime_directory_of_the_process()
+    assert chosen.stat().st_mode & 0o077 == 0
 
 
 def test_E2_top_without_processes_says_how_to_be_seen() -> None:

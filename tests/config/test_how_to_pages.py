@@ -1,7 +1,9 @@
 """Every snippet and every command of the how-to pages runs, and every link leads somewhere."""
 
 import asyncio
+import importlib
 import logging
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +19,9 @@ import tiny_model
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = ("observing.md", "quantisation.md", "remote.md", "serving.md", "settings.md")
+IN_ORDER = ("first-steps.md", "replay.md", "store.md", "traces.md")
+"""Pages whose snippets and commands build on each other."""
+ALL = sorted(path.name for path in DOCS.glob("*.md"))
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +36,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     logging.getLogger("hostweights").handlers[:] = handlers
 
 
-def blocks(page: str, language: str, place: Path) -> list[str]:
-    text = (DOCS / page).read_text(encoding="utf-8")
+def placed(text: str, place: Path) -> str:
     text = text.replace("/var/cache/hostweights", str(place / "store"))
-    text = text.replace("/models/minilm", str(place / "models" / "model.safetensors"))
+    return text.replace("/models/minilm", str(place / "models" / "model.safetensors"))
+
+
+def blocks(page: str, language: str, place: Path) -> list[str]:
+    text = placed((DOCS / page).read_text(encoding="utf-8"), place)
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
@@ -120,11 +128,80 @@ def run_command(line: str, place: Path, key: str) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_name_files_that_exist(page: str) -> None:
-    text = (DOCS / page).read_text(encoding="utf-8")
+def test_every_page_with_commands_or_snippets_is_run_by_a_test() -> None:
+    loading = ("loading.md", "model-records.md")  # tests/hwr/test_docs.py
+    for page in ALL:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert page in (*PAGES, *IN_ORDER, *loading) or not re.search(r"```(python|console)", text), page
 
-    for name in re.findall(r"`((?:examples|docs|benchmarks)/[\w./-]+)`", text):
+
+@pytest.mark.parametrize("page", IN_ORDER)
+def test_pages_run_from_top_to_bottom(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    if page == "store.md":
+        prepare("first-steps.md", place)
+    text = placed((DOCS / page).read_text(encoding="utf-8"), place)
+    names: dict[str, Any] = {"build_model": tiny_model.factory(), "run_model": tiny_model.run}
+    ran = 0
+    for language, block in re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL):
+        ran += 1
+        if file := re.match(r"# (\w+\.py)\n", block):
+            (place / file[1]).write_text(block)
+        elif language == "python":
+            run_python(page, block, names)
+        else:
+            for line in block.splitlines():
+                assert run_line(line, place).returncode == 0, line
+    sys.modules.pop("my_model", None)
+    assert ran
+
+
+def prepare(page: str, place: Path) -> None:
+    """What a page makes before its first command."""
+    text = (DOCS / page).read_text(encoding="utf-8").partition("```console")[0]
+    model, rest = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (place / "my_model.py").write_text(model)
+    run_python(page, rest, {})
+
+
+def run_python(page: str, block: str, names: dict[str, Any]) -> None:
+    source = "async def block():\n" + "".join(f"    {line}\n" for line in block.splitlines())
+    exec(compile(f"{source}    return locals()\n", page, "exec"), names)  # noqa: S102  # our own page
+    names.update(asyncio.run(names["block"]()))
+
+
+def run_line(line: str, place: Path) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(line)
+    words[:1] = [sys.executable, "-m", "hostweights"] if words[0] == "hostweights" else [sys.executable]
+    return subprocess.run(words, cwd=place, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("page", ["../README.md", "../CONTRIBUTING.md", "../examples/serving/README.md", *ALL])
+def test_pages_name_files_that_exist(page: str) -> None:
+    at = DOCS / page
+    text = at.read_text(encoding="utf-8")
+
+    for name in re.findall(r"`((?:examples|docs|benchmarks|tests|hwr|dlo|actors|messages)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), name
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert target.startswith("https://") or (DOCS / target).exists(), target
+    for name in re.findall(r"`([\w-]+\.md)`", text):
+        assert (at.parent / name).exists() or (ROOT / name).exists(), name
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        assert target.startswith("https://") or (at.parent / path).exists(), target
+        assert not anchor or target.startswith("https://"), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")))
+
+    assert linked == set(ALL) - {"index.md"}
+
+
+def test_the_reference_is_what_the_docstrings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    written = importlib.import_module("benchmarks.reference")
+
+    assert (DOCS / "reference.md").read_text(encoding="utf-8") == written.reference(), (
+        "docs/reference.md is behind the docstrings: python -m benchmarks.reference"
+    )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hostweights import Code, Config, HostWeightsError, Mode, Stage
+from hostweights import Code, Config, HostWeightsError, JournalPolicy, Mode, PackingPolicy, Stage
 from hostweights.cli import app
 from hostweights.settings import Origin, Settings, read_config, read_settings, variable_of
 from hostweights.settings.catalog import FIELDS
@@ -205,7 +205,23 @@ COMBINATIONS: dict[str, tuple[dict[str, object], tuple[str, str]]] = {
         {"capacity.max_condemned_bytes": 2, "capacity.max_store_bytes": 1},
         ("capacity.max_condemned_bytes", "capacity.max_store_bytes"),
     ),
-    "journal in the store": ({"runtime.journal": f"{ROOT}/../hostweights/j"}, ("runtime.journal", "root")),
+    "journal in the store": ({"runtime.journal": f"{ROOT}/../hostweights/j"}, ("runtime.journal.path", "root")),
+    "parts of a journal in the store": (
+        {"runtime.journal": {"path": f"{ROOT}/j", "rotate_bytes": 9}},
+        ("runtime.journal.path", "root"),
+    ),
+    "rotation without a file": (
+        {"runtime.journal.rotate_bytes": 9, "runtime.journal.ring_records": 9},
+        ("runtime.journal.rotate_bytes", "runtime.journal.path"),
+    ),
+    "parts without rotation": (
+        {"runtime.journal": {"path": "/j", "keep_parts": 2}},
+        ("runtime.journal.keep_parts", "runtime.journal.rotate_bytes"),
+    ),
+    "nothing to redact": (
+        {"runtime.journal.redact_paths": True},
+        ("runtime.journal.redact_paths", "runtime.journal.path"),
+    ),
     "required and publish": (
         {"mode": "required", "production.publish_after_load": True},
         ("mode", "production.publish_after_load"),
@@ -249,10 +265,67 @@ def test_D6_mode_disabled_goes_with_everything(case: str) -> None:
         {"production.publish_after_load": False},
         {"capacity.max_artifact_bytes": 1, "capacity.max_store_bytes": 1},
         {"runtime.journal": f"{ROOT}-journals/j"},
+        {"runtime.journal": {"ring_records": 9, "redact_paths": True}},
+        {"runtime": {"journal": {"path": f"{ROOT}-journals/j", "rotate_bytes": 9, "keep_parts": 2}}},
     ],
 )
 def test_D6_a_default_that_does_not_apply_is_no_mistake(values: dict[str, object]) -> None:
     read_config(environment={}, values={"root": ROOT, **values})
+
+
+POLICY = JournalPolicy(path="/j/a", ring_records=50, rotate_bytes=3 << 20, keep_parts=2, redact_paths=True)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_D6_every_part_of_a_journals_policy_and_the_packing_can_be_set_in_each_layer(
+    tmp_path: Path, layer: str
+) -> None:
+    parts = {f"runtime.journal.{name}": value for name, value in msgspec.structs.asdict(POLICY).items()}
+    toml = None
+    environment, flags, values = {"HOSTWEIGHTS_ROOT": ROOT}, {}, {}
+    match layer:
+        case "file":
+            lines = [f"{name.rpartition('.')[2]} = {json.dumps(value)}" for name, value in parts.items()]
+            toml = "[production]\npacking = 'auto'\n[runtime.journal]\n" + "\n".join(lines)
+        case "environment":
+            environment |= {variable_of(name): str(value) for name, value in parts.items()}
+            environment |= {
+                "HOSTWEIGHTS_PRODUCTION_PACKING": "auto",
+                "HOSTWEIGHTS_RUNTIME_JOURNAL_ROTATE_BYTES": "3MiB",
+            }
+        case "flag":
+            flags = {name: str(value) for name, value in parts.items()} | {"production.packing": "auto"}
+        case _:
+            values = {"runtime": {"journal": msgspec.structs.asdict(POLICY)}, "production.packing": "auto"}
+
+    settings = read(tmp_path, toml, environment, flags, values)
+
+    assert settings.config.runtime.journal == POLICY
+    assert settings.config.production.packing is PackingPolicy.AUTO
+    assert {row.origin for row in settings.rows if row.name in parts} == {layer}
+
+
+@pytest.mark.parametrize(
+    ("environment", "values", "journal"),
+    [
+        ({}, {}, None),
+        ({"HOSTWEIGHTS_RUNTIME_JOURNAL": "/j/a"}, {}, "/j/a"),
+        ({"HOSTWEIGHTS_RUNTIME_JOURNAL": '{"ring_records": 5}'}, {}, JournalPolicy(ring_records=5)),
+        ({"HOSTWEIGHTS_RUNTIME_JOURNAL": "/j/a"}, {"runtime.journal": None}, None),
+        ({"HOSTWEIGHTS_RUNTIME_JOURNAL": "/j/a"}, {"runtime": {"journal": {"path": None}}}, None),
+        ({"HOSTWEIGHTS_RUNTIME_JOURNAL": "none"}, {}, None),
+        (
+            {"HOSTWEIGHTS_RUNTIME_JOURNAL_RING_RECORDS": "7", "HOSTWEIGHTS_RUNTIME_JOURNAL": "/j/a"},
+            {},
+            JournalPolicy(path="/j/a", ring_records=7),
+        ),
+        ({"HOSTWEIGHTS_RUNTIME_JOURNAL_RING_RECORDS": "7"}, {"runtime.journal": "/j/a"}, "/j/a"),
+    ],
+)
+def test_D6_a_journal_is_a_path_or_parts_and_the_last_one_wins(
+    environment: dict[str, str], values: dict[str, object], journal: object
+) -> None:
+    assert read_config(environment=environment, values={"root": ROOT, **values}).runtime.journal == journal
 
 
 def test_D6_a_missing_root_is_said_with_its_ways_in() -> None:
@@ -321,7 +394,7 @@ def test_D6_the_command_speaks_json(clean: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "words"),
     [
         ((), 1, "root is not set"),
-        (("--set", f"root={ROOT}", "--set", "runtime.journal=" + ROOT + "/j"), 1, "runtime.journal = "),
+        (("--set", f"root={ROOT}", "--set", "runtime.journal=" + ROOT + "/j"), 1, "runtime.journal.path = "),
         (("--set", "rot=/x"), 2, "did you mean root?"),
         (("--set", "root"), 2, "NAME=VALUE"),
         (("--file", "/no/such.toml"), 2, "/no/such.toml cannot be read"),

@@ -1,6 +1,8 @@
 """D5: the example engine on real weights: cold start, killed worker, rolling restart, graceful end."""
 
+import asyncio
 import http.client
+import importlib
 import json
 import os
 import re
@@ -14,7 +16,12 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
+from rich.console import Console
+
+from hostweights import Config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,6 +54,16 @@ class Served:
                 return found
         raise AssertionError(f"the server ended without saying {pattern}: {self.lines}")
 
+    def ask_bytes(self, path: str, body: object) -> tuple[int, bytes]:
+        """The same, for an answer that is no text."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("POST", path, json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
     def ask(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
         """One request on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -59,8 +76,8 @@ class Served:
 
 
 @contextmanager
-def served(tmp_path: Path) -> Iterator[Served]:
-    command = [sys.executable, "-m", "examples.serving", "--port=0", f"--root={tmp_path / 'store'}"]
+def served(tmp_path: Path, *options: str) -> Iterator[Served]:
+    command = [sys.executable, "-m", "examples.serving", "--port=0", f"--root={tmp_path / 'store'}", *options]
     environment = {**os.environ, "HOSTWEIGHTS_RUNTIME_DIR": str(tmp_path / "run")}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     with process:
@@ -71,7 +88,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_D5_no_answer_is_wrong_or_lost_through_everything_that_happens(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.serving.load", "--seconds", "0", "--clients", "2"]
+    command = [sys.executable, "-m", "examples.serving.load", "--seconds", "0", "--clients", "2", "--json"]
     environment = {**os.environ, "HOSTWEIGHTS_RUNTIME_DIR": str(tmp_path / "run")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,6 +130,70 @@ def test_D5_requests_are_bounded_and_the_end_is_graceful(tmp_path: Path) -> None
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in answer.lower()
         assert server.process.wait() == 0
+
+
+def test_D5_a_second_model_answers_beside_the_first_one(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers", reason="the extra 'models' is not installed")
+    with served(tmp_path, "--flux") as server:
+        pictures = [server.ask_bytes("/image", {"prompt": "a cat on a mat", "seed": 7}) for _ in range(4)]
+        assert {status for status, _ in pictures} == {200}
+        assert len({picture for _, picture in pictures}) == 1  # from whichever worker
+        assert pictures[0][1].startswith(b"\x89PNG")
+        assert server.ask_bytes("/image", {"prompt": "a cat on a mat", "seed": 8})[1] != pictures[0][1]
+        assert server.ask("POST", "/image", "{}")[0] == 400
+        assert server.ask("POST", "/embed", '{"texts": ["A cat"]}')[0] == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == 0
+
+
+def test_D5_too_many_that_wait_are_sent_away_and_readiness_ends_with_draining(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    app, embedder = importlib.import_module("examples.serving.app"), importlib.import_module("hostweights.demo.weights")
+    engine = app.Engine(embedder.find_model(None), Config(root=str(tmp_path / "store")), "worker-0")
+
+    async def ask() -> list[httpx.Response]:
+        served_app = engine.app()
+        transport = httpx.ASGITransport(served_app)
+        async with (
+            served_app.router.lifespan_context(served_app),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as client,
+        ):
+            before = await client.get("/ready")
+            engine._embedder.waiting = app.MAX_WAITING
+            busy = await client.post("/embed", json={"texts": ["a"]})
+            engine.draining = True
+            return [before, busy, await client.get("/ready"), await client.get("/health")]
+
+    before, busy, draining, health = asyncio.run(ask())
+    assert [each.status_code for each in (before, busy, draining, health)] == [200, 503, 503, 200]
+    assert busy.headers["retry-after"] == "1"
+    assert draining.headers["connection"] == "close"
+
+
+def test_D5_the_load_tests_table_says_what_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    load = importlib.import_module("examples.serving.load")
+    report = load.Report(
+        seconds=2.0,
+        requests=100,
+        answers_by_worker={"worker-1": 40, "worker-0": 59},
+        answers_private=7,
+        median_s=0.01,
+        p99_s=0.02,
+        exit_code=0,
+        lost_with_killed_worker=["ReadError: "],
+    )
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(load.table(report))
+        console.print(load.table(msgspec.structs.replace(report, failed=["ConnectError: refused"])))
+
+    said = captured.get()
+    for words in ("100, 50 a second", "worker-0 59, worker-1 40", "10.0 ms, 20.0 ms", "1 ConnectError: refused"):
+        assert words in said
+    assert re.findall(r"as promised\s+│ (\w+)", said) == ["yes", "NO"]
 
 
 def _until_refused(port: int) -> None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing, say
+
 
 def config(
     file: Annotated[
@@ -13,7 +15,8 @@ def config(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set one setting; may be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the settings as one JSON array.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Show each setting, its value and where that came from: default, file, environment or flag; the last one wins.
 
@@ -22,19 +25,13 @@ def config(
 
     Example: hostweights config --set root=/var/cache/hostweights --json
     """
-    import msgspec
-
-    from hostweights.commands.refusals import say
     from hostweights.messages.failure import HostWeightsError
     from hostweights.settings import read_settings
 
-    try:
+    with refusing(debug=debug):
         settings = read_settings(file=file, flags=_flags(assignments or []))
-    except HostWeightsError as failed:
-        say(failed)
-        raise typer.Exit(2) from None
     if as_json:
-        typer.echo(msgspec.json.encode(settings.rows).decode())
+        print_json(settings.rows)
     else:
         width = max(len(row.name) for row in settings.rows)
         for row in settings.rows:
@@ -43,6 +40,8 @@ def config(
     try:
         _ = settings.config
     except HostWeightsError as failed:
+        if debug:
+            raise
         say(failed)
         raise typer.Exit(1) from None
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,7 +20,8 @@ def doctor(
         Path | None,
         typer.Option(help="The store, there or not (default: ~/.cache/hostweights).", envvar="HOSTWEIGHTS_ROOT"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print readings and verdicts as one JSON object.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Look at this machine and give a verdict per feature, with the mend.
 
@@ -27,15 +30,15 @@ def doctor(
 
     Example: hostweights doctor --root /var/cache/hostweights
     """
-    import msgspec
     from rich.console import Console
 
     from hostweights.actors.doctor import State, judge, read_machine
 
-    readings = read_machine((root or Path.home() / ".cache" / "hostweights").absolute())
+    with refusing(debug=debug):
+        readings = read_machine((root or Path.home() / ".cache" / "hostweights").absolute())
     verdicts = judge(readings)
     if as_json:
-        typer.echo(msgspec.json.encode({"verdicts": verdicts, "readings": readings}).decode())
+        print_json({"verdicts": verdicts, "readings": readings})
     else:
         Console().print(view(verdicts))
     if any(verdict.state is State.FAILURE for verdict in verdicts):

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.refusals import AsJson, Debug
+
 
 def pull(
     key: Annotated[str, typer.Argument(help="The artifact's key: 64 hexadecimal digits.")],
@@ -12,15 +14,15 @@ def pull(
     root: Annotated[Path, typer.Option(help="The store to bring it into.", envvar="HOSTWEIGHTS_ROOT")],
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Seconds that one request may take.")] = 30.0,
     attempts: Annotated[int, typer.Option(min=1, max=100, help="How often a request is made.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Bring an artifact from a remote, comparing every byte with its digest.
 
     An interrupted pull goes on where it stopped. Exit code 0 when the artifact is ready, 2 on bad input or a failure,
     130 when interrupted.
 
-    Example: hostweights pull 3f…9c s3://bucket/weights --root /var/lib/hostweights
+    Example: hostweights pull $KEY file:///var/cache/hostweights-remote --root /var/cache/hostweights-other
     """
     from hostweights.actors.remote import pull as pull_artifact
     from hostweights.commands.moving import run_move

@@ -5,20 +5,22 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.refusals import AsJson, Debug
+
 
 def push(
     key: Annotated[str, typer.Argument(help="The artifact's key: 64 hexadecimal digits.")],
     url: Annotated[str, typer.Argument(help="A directory; any URL that fsspec can write.")],
     root: Annotated[Path, typer.Option(help="The store it lies in.", envvar="HOSTWEIGHTS_ROOT")],
     again: Annotated[bool, typer.Option("--again", help="Send it although it is there: it may be damaged.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Put a stored artifact on a remote, verified, whole or not at all.
 
     Exit code 0 when it is there, 2 on bad input or a failure, 130 when interrupted.
 
-    Example: hostweights push 3f…9c s3://bucket/weights --root /var/lib/hostweights
+    Example: hostweights push $KEY file:///var/cache/hostweights-remote --root /var/cache/hostweights
     """
     from hostweights.actors.remote import push as push_artifact
     from hostweights.commands.moving import run_move

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+
 
 def replay(
     file: Annotated[Path, typer.Argument(help="A journal; the parts of a rotated one are found beside it.")],
@@ -12,7 +14,8 @@ def replay(
         str | None, typer.Option(help="store, resolver, publisher or transport (default: all that it records).")
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show what led to a difference and what changed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON array.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Run the actors again from a journal, on recorded inputs, and compare what they do with what they did.
 
@@ -21,24 +24,16 @@ def replay(
 
     Example: hostweights replay worker.journal --actor store --diff
     """
-    import msgspec
-    from rich.console import Console
-
     from hostweights.actors.kernel.replay import replay as replay_actor
     from hostweights.actors.kernel.replay_diff import actors_of, explained
     from hostweights.actors.replaying import replayable
     from hostweights.messages import AnyMessage
-    from hostweights.messages.failure import HostWeightsError
 
-    try:
+    with refusing(debug=debug):
         names = (actor,) if actor is not None else actors_of(file)
         results = [replay_actor(file, name, replayable(name), AnyMessage) for name in names]
-    except HostWeightsError as failed:
-        text = f"error: {failed} [{failed.failure.stage}/{failed.code}]"
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
     if as_json:
-        typer.echo(msgspec.json.encode(results).decode())
+        print_json(results)
     else:
         for result in results:
             same = result.difference is None

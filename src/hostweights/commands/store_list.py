@@ -3,7 +3,8 @@
 import time
 from typing import TYPE_CHECKING
 
-from hostweights.commands.store_output import SHORT_KEY, AsJson, Root, opened, print_json, size
+from hostweights.commands.refusals import AsJson, Debug, print_json
+from hostweights.commands.store_output import SHORT_KEY, Root, opened, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -11,17 +12,17 @@ if TYPE_CHECKING:
     from hostweights.actors.upkeep import Entry, StoreState
 
 
-def list_store(root: Root, as_json: AsJson = False) -> None:
+def list_store(root: Root, as_json: AsJson = False, debug: Debug = False) -> None:
     """List all generations with size, state, last lease and the processes that map them.
 
     PSS is what those processes take of memory for it, a page that n of them share counting 1/n; "?" where the kernel
     does not tell this user. Changes no artifact. Exit code 0; 2 when there is no store or it cannot be read.
 
-    Example: hostweights list --root /var/lib/hostweights
+    Example: hostweights list --root /var/cache/hostweights
     """
     from rich.console import Console
 
-    with opened(root) as upkeep:
+    with opened(root, debug=debug) as upkeep:
         state = upkeep.state()
     if as_json:
         print_json(state)

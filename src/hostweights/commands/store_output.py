@@ -7,40 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.commands.refusals import refusing
+
 if TYPE_CHECKING:
     from hostweights.actors.upkeep import Upkeep
 
 Root = Annotated[Path, typer.Option(help="The store.", envvar="HOSTWEIGHTS_ROOT")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-INTERRUPTED = 130
 SHORT_KEY = 12
 
 
 @contextmanager
-def opened(root: Path) -> Iterator["Upkeep"]:
-    """The store for the block; a failure of the block is one line on standard error and exit code 2."""
-    from rich.console import Console
-
+def opened(root: Path, *, debug: bool) -> Iterator["Upkeep"]:
+    """The store for the block; failures end the command as ``refusing`` says."""
     from hostweights.actors.upkeep import existing_store
-    from hostweights.messages.failure import HostWeightsError
 
-    try:
-        with existing_store(root) as upkeep:
-            yield upkeep
-    except HostWeightsError as failed:
-        text = f"error: {failed} [{failed.failure.stage}/{failed.code}]"
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def print_json(result: object) -> None:
-    """One JSON value on standard output."""
-    import msgspec
-
-    typer.echo(msgspec.json.encode(result).decode())
+    with refusing(debug=debug), existing_store(root) as upkeep:
+        yield upkeep
 
 
 def confirmed(question: str, *, yes: bool) -> None:

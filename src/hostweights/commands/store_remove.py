@@ -4,17 +4,8 @@ from typing import Annotated
 
 import typer
 
-from hostweights.commands.store_output import (
-    SHORT_KEY,
-    AsJson,
-    Root,
-    Yes,
-    confirmed,
-    opened,
-    print_json,
-    size,
-    size_bytes,
-)
+from hostweights.commands.refusals import AsJson, Debug, print_json
+from hostweights.commands.store_output import SHORT_KEY, Root, Yes, confirmed, opened, size, size_bytes
 
 
 def gc(
@@ -24,16 +15,17 @@ def gc(
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Delete the condemned generations, and with --max-size those whose last lease is longest ago.
 
     What is leased stays, and so does what is pinned and not condemned. Exit code 0 when done; 1 when not confirmed; 2
     on bad input or a failure.
 
-    Example: hostweights gc --max-size 200G --yes --root /var/lib/hostweights
+    Example: hostweights gc --max-size 200G --yes --root /var/cache/hostweights
     """
     limit = None if max_size is None else size_bytes(max_size)
-    with opened(root) as upkeep:
+    with opened(root, debug=debug) as upkeep:
         state = upkeep.state()
         excess = 0 if limit is None else max(0, state.held_bytes - limit)
         if not yes and not state.condemned_bytes and not excess:
@@ -54,17 +46,18 @@ def rm(
     generation: Annotated[str | None, typer.Option(help="Only this generation, such as 00000002.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Delete the generations of a key, condemned or not, pinned or not.
 
     Refused while any process leases one; those before it are gone then. Exit code 0 when done; 1 when not confirmed; 2
     on bad input or a refusal.
 
-    Example: hostweights rm 3f2a --yes --root /var/lib/hostweights
+    Example: hostweights rm 3f2a --yes --root /var/cache/hostweights
     """
     from hostweights.messages.failure import Code, Stage, error
 
-    with opened(root) as upkeep:
+    with opened(root, debug=debug) as upkeep:
         chosen = [each for each in upkeep.of_key(key) if generation in {None, each.generation}]
         if not chosen:
             raise error(Stage.LOOKUP, Code.ARTIFACT_MISSING, f"the key {key} has no generation {generation}")

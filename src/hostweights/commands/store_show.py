@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.commands.refusals import AsJson, Debug, print_json
 from hostweights.commands.store_list import state_of
-from hostweights.commands.store_output import AsJson, Root, opened, print_json, size
+from hostweights.commands.store_output import Root, opened, size
 
 if TYPE_CHECKING:
     from hostweights.actors.upkeep import Contents, DifferingField, PackedContents
@@ -16,16 +17,17 @@ def show(
     root: Root,
     why: Annotated[bool, typer.Option("--why", help="Name every field that made two keys differ.")] = False,
     as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Show the identity that a key stands for and what its generations hold; writes nothing.
 
     Exit code 0; 2 when there is no such key, or several begin so.
 
-    Example: hostweights show --why 3f2a 9c41 --root /var/lib/hostweights
+    Example: hostweights show --why 3f2a 9c41 --root /var/cache/hostweights
     """
     if len(keys) != (2 if why else 1):
         raise typer.BadParameter("--why compares two keys" if why else "show one key, or two with --why")
-    with opened(root) as upkeep:
+    with opened(root, debug=debug) as upkeep:
         if why:
             differing = upkeep.why(*keys)
             print_json(differing) if as_json else _show_why(differing)

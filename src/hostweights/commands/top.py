@@ -1,11 +1,14 @@
 """``hostweights top``: a live view of the processes of this user that have an endpoint."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,12 +26,14 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Look twice, an interval apart, print one table and end.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As --once, printed as one JSON object.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Show running processes: leases, shared and private memory, forwards, copies, stalls, queues.
 
     A process is seen when it has opened an ``Endpoint`` (docs/observing.md) and runs as this user. The live view ends
-    with Ctrl-C. Output that is not a terminal gets one table. Exit code 0, also when no process is there; 2 when the
+    with Ctrl-C. Where output is not a terminal, and with --json,
+    it looks twice, an interval apart, and prints that. Exit code 0, also when no process is there; 2 when the
     runtime directory is not this user's own.
 
     Example: hostweights top --once
@@ -36,26 +41,18 @@ def top(
     import asyncio
     import sys
 
-    from hostweights.commands.refusals import say
-    from hostweights.messages.failure import HostWeightsError
-
     only = None if root is None else str(root.absolute())
-    try:
+    with refusing(debug=debug):
         if as_json or once or not sys.stdout.isatty():
             asyncio.run(_once(only, interval_s, as_json=as_json))
         else:
-            asyncio.run(_live(only, interval_s))
-    except HostWeightsError as failed:
-        say(failed)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+            with suppress(KeyboardInterrupt):  # how one leaves it
+                asyncio.run(_live(only, interval_s))
 
 
 async def _once(root: str | None, interval_s: float, *, as_json: bool) -> None:
     import asyncio
 
-    import msgspec
     from rich.console import Console
 
     from hostweights.observe.endpoint import ask_all
@@ -67,7 +64,7 @@ async def _once(root: str | None, interval_s: float, *, as_json: bool) -> None:
     now, failed = await ask_all(root=root)
     shown = rows(now, before)
     if as_json:
-        typer.echo(msgspec.json.encode({"processes": shown, "unreachable": failed}).decode())
+        print_json({"processes": shown, "unreachable": failed})
     else:
         console = Console()
         console.print(view(shown, failed, console.width))
@@ -149,7 +146,7 @@ def _holding(rows: "Sequence[Row]", root: str) -> str:
 def _state(row: "Row") -> str:
     if row.publishing is not None:
         return f"publishing {row.publishing:.0%}"
-    return "streaming" if row.streaming else "idle" if row.leases else "private"
+    return "streaming" if row.streaming else "mapped" if row.leases else "private"
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.commands.progress import Work
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
 from hostweights.messages.config import Representation
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
     from hostweights.actors import ModelSource, Warmed
     from hostweights.messages.config import Config
-
-_INTERRUPTED = 130
 
 
 class Dtype(StrEnum):
@@ -55,36 +54,27 @@ def warm(
     ray: Annotated[
         bool, typer.Option("--ray", help="Publish on every node of the Ray cluster that RAY_ADDRESS names.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON array.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Publish a checkpoint without a serving model, in bounded memory.
 
     Nothing is done for an artifact that is there. Exit code 0 when every artifact is ready, 2 on bad input or a
     failure, 130 when interrupted; then nothing half-made is left. With --ray the exit code is 2 if any node failed.
 
-    Example: hostweights warm ./FLUX.2-klein-4B --root /var/lib/hostweights --component transformer
+    Example: hostweights warm /models/FLUX.2-klein-4B --root /var/cache/hostweights --component transformer
     """
-    import msgspec
     from rich.console import Console
 
-    from hostweights.messages.failure import Code, HostWeightsError
-
     errors = Console(stderr=True)
-    try:
+    with refusing(debug=debug):
         if ray:
             _everywhere(errors)
         config = _config(root, packing, representation)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
-    except HostWeightsError as failed:
-        if debug:
-            raise
-        text = f"error: {failed} [{failed.failure.stage}/{failed.code}]"
-        errors.print(text, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(_INTERRUPTED if failed.code is Code.CANCELLED else 2) from None
     if as_json:
-        typer.echo(msgspec.json.encode(results).decode())
+        print_json(results)
     else:
         _show(Console(), results)
 
@@ -172,10 +162,10 @@ def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors
 
     budget = PlainBudget()
     results: list[Warmed] = []
-    with cancelled_by_signals(budget.cancel), transfer_bar(errors) as bar:
+    with cancelled_by_signals(budget.cancel), Work(errors) as work:
         for each in found:
             for rank in range(tp_size):
-                show = partial(_show_step, bar, bar.add_task(each.name, total=None), each.name)
+                show = partial(_show_step, work, each.name if tp_size == 1 else f"{each.name} rank {rank}")
                 record = each.record.for_rank(tp_size, rank)
                 results.append(
                     publish(
@@ -185,17 +175,8 @@ def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors
     return results
 
 
-def _show_step(bar: "Progress", task: "TaskID", name: str, step: str, done: int, total: int) -> None:
-    bar.update(task, description=f"{name}: {step}", completed=done, total=total)
-
-
-def transfer_bar(errors: "Console") -> "Progress":
-    """A bar of bytes on standard error."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=errors
-    )
+def _show_step(work: Work, name: str, step: str, done: int, total: int) -> None:
+    work.show(f"{name}: {step}", done, total)
 
 
 @contextmanager

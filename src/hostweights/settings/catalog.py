@@ -1,14 +1,16 @@
 """What settings there are, read off the type ``Config``, and turning what a person wrote into their types."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
 import msgspec
 
-from hostweights.messages.config import Config
+from hostweights.messages.config import Config, RuntimePolicy
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
+from hostweights.messages.journal import JournalPolicy
 
 _UNITS: Final = {
     "": 1,
@@ -28,12 +30,18 @@ class Field:
     default: object
 
 
+JOURNAL: Final = Field("runtime.journal", RuntimePolicy.__annotations__["journal"], None)
+"""A setting that is also a section: a path alone, or a policy whose parts are settings of their own."""
+
+
 def _fields(struct: type[msgspec.Struct], prefix: str = "") -> list[Field]:
     found: list[Field] = []
     for field in msgspec.structs.fields(struct):
         name = prefix + field.name
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             found += _fields(field.type, f"{name}.")
+        elif name == JOURNAL.name:
+            found += _fields(JournalPolicy, f"{name}.")
         elif field.default_factory is not msgspec.NODEFAULT:
             found.append(Field(name, field.type, field.default_factory()))
         else:
@@ -46,6 +54,9 @@ FIELDS: Final = {field.name: field for field in _fields(Config)}
 
 SECTIONS: Final = {name.rpartition(".")[0] for name in FIELDS} - {""}
 
+NAMES: Final = (*FIELDS, JOURNAL.name)
+"""What may be set."""
+
 
 def refused(text: str, **details: str) -> HostWeightsError:
     """The refusal of a configuration."""
@@ -57,6 +68,32 @@ def unknown(name: str, place: str, known: list[str]) -> HostWeightsError:
     near = get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
     return refused(f"{place} sets {name}, which is no setting; {hint}", name=name)
+
+
+def settled(name: str, value: object, place: str, *, text: bool) -> Iterator[tuple[str, object]]:
+    """The fields that setting ``name``, one of NAMES, sets, with their values as ``converted`` gives them.
+
+    ``runtime.journal`` as a whole sets all of its parts: a path alone sets the path and takes the rest back.
+    """
+    if name in FIELDS:
+        yield name, converted(FIELDS[name], value, place, text=text)
+        return
+    whole = None if text and value in ("none", "null") else converted(JOURNAL, value, place, text=text)
+    policy = (
+        whole if isinstance(whole, JournalPolicy) else JournalPolicy(path=whole if isinstance(whole, str) else None)
+    )
+    for part, each in msgspec.structs.asdict(policy).items():
+        yield f"{name}.{part}", each
+
+
+def joined(values: dict[str, object]) -> dict[str, object]:
+    """Values by the names of FIELDS, with the parts of the journal as what ``Config`` has for them."""
+    parts = {name: value for name, value in values.items() if name.startswith(f"{JOURNAL.name}.")}
+    policy = {name.rpartition(".")[2]: value for name, value in parts.items()}
+    path = policy.pop("path")
+    plain = all(value == FIELDS[f"{JOURNAL.name}.{name}"].default for name, value in policy.items())
+    whole = path if plain else {"path": path, **policy}
+    return {**{name: value for name, value in values.items() if name not in parts}, JOURNAL.name: whole}
 
 
 def converted(field: Field, value: object, place: str, *, text: bool) -> object:

@@ -9,6 +9,7 @@ import msgspec
 
 from hostweights.messages.config import Config, Mode, PackingPolicy, Representation
 from hostweights.messages.failure import HostWeightsError
+from hostweights.messages.journal import JournalPolicy
 from hostweights.settings.catalog import refused
 
 
@@ -30,12 +31,20 @@ def _larger(first: int | None, second: int | None) -> bool:
     return first is not None and second is not None and first > second
 
 
-def _journal_in_root(config: Config) -> bool:
+def _journal(config: Config) -> JournalPolicy:
     journal = config.runtime.journal
-    if not isinstance(journal, str):
-        return False
+    return journal if isinstance(journal, JournalPolicy) else JournalPolicy(path=journal)
+
+
+def _journal_in_root(config: Config) -> bool:
+    path = _journal(config).path
     root = os.path.realpath(config.root)
-    return os.path.commonpath((root, os.path.realpath(journal))) == root
+    return path is not None and os.path.commonpath((root, os.path.realpath(path))) == root
+
+
+def _journal_is_nowhere(config: Config) -> bool:
+    journal = _journal(config)
+    return journal.redact_paths and journal.path is None and not journal.ring_records
 
 
 def _nothing_to_publish(config: Config) -> bool:
@@ -57,10 +66,28 @@ _RULES: Final = (
         "condemned generations could fill the whole store: lower the first or raise the second",
     ),
     _Rule(
-        "runtime.journal",
+        "runtime.journal.path",
         "root",
         _journal_in_root,
         "the store keeps nothing but its own files: put the journal outside the root",
+    ),
+    _Rule(
+        "runtime.journal.rotate_bytes",
+        "runtime.journal.path",
+        lambda config: _journal(config).rotate_bytes is not None and _journal(config).path is None,
+        "there is no file to rotate: set the path, or leave the first out (the ring keeps a number of records)",
+    ),
+    _Rule(
+        "runtime.journal.keep_parts",
+        "runtime.journal.rotate_bytes",
+        lambda config: _journal(config).keep_parts is not None and _journal(config).rotate_bytes is None,
+        "a journal that never rotates has one part: set the second, or leave the first out",
+    ),
+    _Rule(
+        "runtime.journal.redact_paths",
+        "runtime.journal.path",
+        _journal_is_nowhere,
+        "nothing is written down: set the path or runtime.journal.ring_records, or leave the first out",
     ),
     _Rule(
         "mode",
@@ -109,7 +136,8 @@ def _refusal(config: Config, rule: _Rule) -> HostWeightsError:
 
 
 def _value(config: Config, name: str) -> object:
-    found: object = msgspec.to_builtins(config)
+    runtime = msgspec.structs.replace(config.runtime, journal=_journal(config))
+    found: object = msgspec.to_builtins(msgspec.structs.replace(config, runtime=runtime))
     for part in name.split("."):
         assert isinstance(found, dict)
         found = found[part]

@@ -12,7 +12,7 @@ import msgspec
 
 from hostweights.messages.base import Record
 from hostweights.messages.config import Config
-from hostweights.settings.catalog import FIELDS, SECTIONS, converted, refused, unknown
+from hostweights.settings.catalog import FIELDS, NAMES, SECTIONS, joined, refused, settled, unknown
 from hostweights.settings.combinations import refuse_wrong_combinations
 
 PREFIX: Final = "HOSTWEIGHTS_"
@@ -77,7 +77,7 @@ class Settings:
         for name, each in self._found.items():
             if each.origin is Origin.UNSET:
                 raise refused(f"{name} is not set: set {variable_of(name)}, --{name}, or {name} in the file", name=name)
-        config = msgspec.convert(_nested({name: each.value for name, each in self._found.items()}), Config)
+        config = msgspec.convert(_nested(joined({name: each.value for name, each in self._found.items()})), Config)
         set_ = {name for name, each in self._found.items() if each.origin is not Origin.DEFAULT}
         refuse_wrong_combinations(config, set_)
         return config
@@ -117,18 +117,22 @@ def read_settings(
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
     found = {name: _default(name) for name in FIELDS}
+
+    def put(name: str, value: object, place: str, origin: Origin, shown: str) -> None:
+        for field, each in settled(name, value, place, text=origin in (Origin.ENVIRONMENT, Origin.FLAG)):
+            found[field] = _Found(each, origin, shown)
+
     for name, value, place in _of_file(file):
-        found[name] = _Found(converted(FIELDS[name], value, place, text=False), Origin.FILE, place)
+        put(name, value, place, Origin.FILE, place)
     for name, value, place in _of_environment(environment):
-        found[name] = _Found(converted(FIELDS[name], value, place, text=True), Origin.ENVIRONMENT, place)
+        put(name, value, place, Origin.ENVIRONMENT, place)
     for name, value in (flags or {}).items():
+        if value is not None and name not in NAMES:
+            raise unknown(name, "the command line", list(NAMES))
         if value is not None:
-            field = FIELDS.get(name)
-            if field is None:
-                raise unknown(name, "the command line", list(FIELDS))
-            found[name] = _Found(converted(field, value, f"--{name}", text=True), Origin.FLAG, f"--{name}")
+            put(name, value, f"--{name}", Origin.FLAG, f"--{name}")
     for name, value in _flat(values or {}, "the dict"):
-        found[name] = _Found(converted(FIELDS[name], value, "the dict", text=False), Origin.DICT, "")
+        put(name, value, "the dict", Origin.DICT, "")
     return Settings(found)
 
 
@@ -159,8 +163,8 @@ def _of_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
 
 
 def _of_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    names = {variable_of(name): name for name in FIELDS}
-    for variable, value in environment.items():
+    names = {variable_of(name): name for name in NAMES}
+    for variable, value in sorted(environment.items()):  # a whole before its parts
         if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or variable.startswith(_OTHER_PREFIXES):
             continue
         if variable not in names:
@@ -173,14 +177,14 @@ def _flat(table: Mapping[str, object], place: str, prefix: str = "") -> Iterator
     """A nested table's values by dotted names, each of them known."""
     for key, value in table.items():
         name = prefix + key
-        if name in FIELDS:
-            yield name, value
-        elif name in SECTIONS and isinstance(value, Mapping):
+        if name in SECTIONS and isinstance(value, Mapping):
             yield from _flat(value, place, f"{name}.")
+        elif name in NAMES:
+            yield name, value
         elif name in SECTIONS:
             raise refused(f"{place} sets {name} to {value!r}: it is a section with settings of its own", name=name)
         else:
-            raise unknown(name, place, [*FIELDS, *SECTIONS])
+            raise unknown(name, place, [*NAMES, *SECTIONS])
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:

@@ -1,0 +1,185 @@
+"""Measures one model: publication, a warm restore, and streamed forwards with their timeline."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+import torch
+from anyio import to_thread
+
+from hostweights.actors import Attachment, HostWeights, LoadedModel, Warmed, warm
+from hostweights.bench.results import Amount, BlockRow, Limit, Measurement, Span, Streamed
+from hostweights.bench.subject import Subject, inputs_of
+from hostweights.messages.config import Config, Mode
+
+_COPY_BYTES: Final = 64 << 20
+_NO_INPUTS: Final = (
+    "no forward was run: this class says nothing of its inputs; give --inputs MODULE:CALLABLE, which is called with "
+    "the module and returns the keyword arguments of one forward"
+)
+
+Say = Callable[[str], None]
+
+
+async def measure(
+    config: Config, subject: Subject, *, device: str, slots: int, forwards: int, say: Say
+) -> tuple[Measurement, dict[str, object]]:
+    """The measurement, and the Chrome trace of its streamed forwards. Raises HostWeightsError."""
+    source = subject.source
+    say(f"publishing {source.name}")
+    made = await to_thread.run_sync(
+        lambda: warm(config, source.factory, source.source, record=source.record, name=source.name)
+    )
+    say("restoring it from the store")
+    async with HostWeights(config) as host:
+        began_s = time.perf_counter()
+        model = await host.load(
+            source.factory, source.source, record=source.record, name=source.name, mode=Mode.REQUIRED
+        )
+        restore_s = time.perf_counter() - began_s
+        given = await to_thread.run_sync(inputs_of, subject, model.module)
+        streamed, resident_s, trace, block_bytes = None, None, dict[str, object](), 0
+        memory = [Amount(name="artifact", size_bytes=made.size_bytes)]
+        if given is not None:
+            say(f"streaming {forwards} forwards through {slots} slots of {device}")
+            expected, resident_s = await to_thread.run_sync(_timed, model, given)
+            attachment = await host.attach(model, device=device, slots=slots)
+            block_bytes = attachment.info.block_bytes
+            streamed, trace = await _stream(attachment, model, _on(given, device), expected, forwards)
+            memory.append(Amount(name=f"{slots} slots", size_bytes=slots * attachment.info.slot_bytes))
+        memory += await _memory(host)
+    return (
+        _measurement(made, memory, streamed, restore_s=restore_s, resident_s=resident_s, block_bytes=block_bytes),
+        trace,
+    )
+
+
+def _measurement(
+    made: Warmed,
+    memory: list[Amount],
+    streamed: Streamed | None,
+    *,
+    restore_s: float,
+    resident_s: float | None,
+    block_bytes: int,
+) -> Measurement:
+    return Measurement(
+        machine=f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        versions=", ".join(
+            [
+                f"hostweights {version('hostweights')}",
+                f"torch {torch.__version__}",
+                f"python {platform.python_version()}",
+            ]
+        ),
+        model=made.name,
+        artifact_bytes=made.size_bytes,
+        block_bytes=block_bytes,
+        built=made.built,
+        publish_s=made.seconds,
+        restore_s=restore_s,
+        resident_forward_s=resident_s,
+        streamed=streamed,
+        memory=tuple(memory),
+        note="" if streamed is not None else _NO_INPUTS,
+    )
+
+
+async def _stream(
+    attachment: Attachment, model: LoadedModel, given: Mapping[str, Any], expected: list[torch.Tensor], forwards: int
+) -> tuple[Streamed, dict[str, object]]:
+    first = await to_thread.run_sync(_outputs, model, given)  # warms up, too
+    on_cpu = attachment.info.device == "cpu"
+    equal = _same(first, expected) if on_cpu else None  # another device rounds in another order
+    before = await attachment.stats()
+    async with attachment.record() as timeline:
+        began_s = time.perf_counter()
+        for _ in range(forwards):
+            await to_thread.run_sync(_outputs, model, given)
+        forward_s = (time.perf_counter() - began_s) / forwards
+    after = await attachment.stats()
+    rows = timeline.table()
+    copied_bytes = after.copied_bytes - before.copied_bytes
+    compute_s = sum(row.compute_s for row in rows) / forwards
+    copy_s = sum(row.copy_s for row in rows) / forwards
+    bytes_per_s = await to_thread.run_sync(_memcpy_bytes_per_s)
+    limits = [Limit(name="compute alone", seconds=compute_s), Limit(name="copies alone, as measured", seconds=copy_s)]
+    if on_cpu:
+        seconds = copied_bytes / forwards / bytes_per_s
+        limits.append(Limit(name=f"copies at {bytes_per_s / 1e9:.1f} GB/s, a plain copy", seconds=seconds))
+    streamed = Streamed(
+        device=attachment.info.device,
+        slots=after.slots,
+        forwards=forwards,
+        forward_s=forward_s,
+        copied_bytes=copied_bytes,
+        stalls=after.stalls - before.stalls,
+        stall_s=after.stall_s - before.stall_s,
+        equal=equal,
+        limits=tuple(limits),
+        blocks=tuple(
+            BlockRow(
+                path=row.path,
+                uses=row.uses,
+                copies=row.copies,
+                copy_s=row.copy_s,
+                compute_s=row.compute_s,
+                stall_s=row.stall_s,
+            )
+            for row in rows
+        ),
+        spans=tuple(
+            Span(kind=each.kind, block=each.block, begin_s=each.begin_s, end_s=each.end_s)
+            for each in timeline.intervals
+        ),
+    )
+    return streamed, timeline.chrome_trace()
+
+
+async def _memory(host: HostWeights) -> list[Amount]:
+    found = await host.memory()
+    return [
+        Amount(name="private to this process", size_bytes=found.process.private_bytes),
+        Amount(name="weights mapped (PSS)", size_bytes=sum(mapping.pss_bytes for mapping in found.mappings)),
+    ]
+
+
+def _timed(model: LoadedModel, given: Mapping[str, Any]) -> tuple[list[torch.Tensor], float]:
+    _outputs(model, given)  # pages are touched for the first time
+    began_s = time.perf_counter()
+    found = _outputs(model, given)
+    return found, time.perf_counter() - began_s
+
+
+def _outputs(model: LoadedModel, given: Mapping[str, Any]) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return [each.to("cpu", copy=True) for each in _tensors(model.module(**given))]
+
+
+def _tensors(found: object) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, Mapping | list | tuple):
+        for each in found.values() if isinstance(found, Mapping) else found:
+            yield from _tensors(each)
+
+
+def _same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def _on(given: Mapping[str, Any], device: str) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+
+
+def _memcpy_bytes_per_s() -> float:
+    source, target = torch.ones(_COPY_BYTES, dtype=torch.uint8), torch.empty(_COPY_BYTES, dtype=torch.uint8)
+    spent: list[float] = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        target.copy_(source)
+        spent.append(time.perf_counter() - began_s)
+    return _COPY_BYTES / min(spent)
