@@ -16,12 +16,13 @@ def copy_row(name: str, directory: Path, device: str) -> dict[str, object]:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        assert runtime is not None, "a build of torch without CUDA"
         address = ctypes.c_void_p(memory.data_ptr()).value
         failed = int(runtime.cudaHostRegister(address, memory.numel(), 0))
         if failed:
             return {"step": "copies", "method": name, "failure": failed}
+        pieces = [piece for piece in memory.split(_PIECE_BYTES) if piece.numel() == _PIECE_BYTES]  # type: ignore[no-untyped-call]  # torch's
         try:
-            pieces = [piece for piece in memory.split(_PIECE_BYTES) if piece.numel() == _PIECE_BYTES]  # type: ignore[no-untyped-call]  # torch's
             row: dict[str, object] = {"step": "copies", "method": name}
             for what in ("alone", "beside compute", "of odd sizes"):
                 row[what] = _rate(pieces, device, beside=what == "beside compute", odd=what == "of odd sizes") / 1e9
@@ -46,7 +47,7 @@ def _rate(pieces: list[torch.Tensor], device: str, *, beside: bool, odd: bool) -
             target[:size].copy_(piece[:size], non_blocking=True)
         end.record(copies)
     for _ in range(100 if beside else 0):
-        factor @ factor
+        _ = factor @ factor
     torch.cuda.synchronize()
     taken_ms: float = begin.elapsed_time(end)
     return len(pieces) * size / (taken_ms * 1e-3)
