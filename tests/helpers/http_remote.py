@@ -2,8 +2,9 @@
 
 Run as ``python http_remote.py DIRECTORY FAULT...``: prints its port, then serves until its standard input ends. Each
 fault is used up by one request for a payload file, in order: ``reset`` breaks the connection in the middle,
-``truncate`` ends the answer early, ``wrong`` flips a byte, ``stall`` sends nothing until the server ends, ``denied``
-answers 403, ``broken`` 500. ``NAME*`` repeats a fault for ever. With ``no-ranges`` first, the server ignores ranges.
+``truncate`` ends the answer early, ``wrong`` flips a byte, ``stall`` sends nothing until the server ends, ``drip`` half
+of it, ``slow`` sends a few bytes at a time, ``denied`` answers 403, ``broken`` 500. ``NAME*`` repeats a fault for ever.
+With ``no-ranges`` first, the server ignores ranges.
 ``GET /__requests`` tells how many payload requests came, with how many payload bytes sent.
 """
 
@@ -22,6 +23,7 @@ from typing import BinaryIO
 
 FLIPPED_AT = 5
 PIECE_BYTES = 1024**2
+SLOW_PIECE_BYTES = 7
 
 
 class Faulty(BaseHTTPRequestHandler):
@@ -77,9 +79,9 @@ class Faulty(BaseHTTPRequestHandler):
         self.send_response(206 if partial else 200)
         self.send_header("Content-Length", str(size))
         self.end_headers()
-        left = size // 2 if fault in {"reset", "truncate"} else size
+        left = size // 2 if fault in {"reset", "truncate", "drip"} else size
         while left:
-            piece = bytearray(opened.read(min(left, PIECE_BYTES)))
+            piece = bytearray(opened.read(min(left, SLOW_PIECE_BYTES if fault == "slow" else PIECE_BYTES)))
             if fault == "wrong":
                 piece[min(FLIPPED_AT, len(piece) - 1)] ^= 1
                 fault = ""
@@ -88,6 +90,8 @@ class Faulty(BaseHTTPRequestHandler):
             with self.lock:
                 Faulty.sent_bytes += len(piece) if self.path.endswith(".safetensors") else 0
         self.wfile.flush()
+        if fault == "drip":
+            self.stalling.wait()
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if fault in {"reset", "truncate"}:

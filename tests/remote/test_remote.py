@@ -155,8 +155,14 @@ def test_A16_a_server_without_ranges_that_sends_nothing_is_a_typed_timeout(remot
     assert failed.value.code is Code.DEADLINE_EXCEEDED
 
 
-def test_A16_a_server_that_sends_nothing_is_a_typed_timeout(remote: Path, store: LocalStore) -> None:
-    with http_remote(remote, "stall*") as url, pytest.raises(HostWeightsError) as failed:
+def test_A16_bytes_that_come_slowly_are_waited_for(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, "slow*") as url:
+        assert_right_values(fetched(store, url))
+
+
+@pytest.mark.parametrize("fault", ["stall*", "drip*"])
+def test_A16_a_server_that_stops_sending_is_a_typed_timeout(remote: Path, store: LocalStore, fault: str) -> None:
+    with http_remote(remote, fault) as url, pytest.raises(HostWeightsError) as failed:
         fetch(store, url, attempts=1, timeout_s=0.2)
     assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, Code.DEADLINE_EXCEEDED)
     assert failed.value.failure.retryable
