@@ -94,6 +94,8 @@ def _survey(inner: Producer, budget: Budget) -> tuple[ProductionPlan, dict[str, 
     forms: dict[str, Form] = {}
     packed: list[PackedEntry] = []
     specs: list[TensorSpec] = []
+    # In a forked child torch makes its threads anew at first use, and two threads that come first at once fail.
+    torch.set_num_threads(torch.get_num_threads())
     with (
         closing(Helper()) as helper,
         ThreadPoolExecutor(_THREADS, thread_name_prefix="hostweights-count") as pool,
