@@ -1,9 +1,8 @@
 """The host side of packed blocks: extents of a leased artifact, and stand-ins for parameters between uses."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
