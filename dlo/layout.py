@@ -110,9 +110,7 @@ def in_mode(tensor: torch.Tensor, *, inference: bool) -> torch.Tensor:
 
 def pack(plan: BlockPlan, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
     """Copy each dense source's bytes, in memory order, to its place in ``target``; drops the interpreter lock."""
-    start = target.data_ptr()
-    for tensor, source in zip(plan.tensors, sources, strict=True):
-        ctypes.memmove(start + tensor.offset, source.data_ptr(), tensor.size_bytes)
+    pack_range(plan, sources, 0, target)
 
 
 def pack_range(plan: BlockPlan, sources: Sequence[torch.Tensor], start: int, target: torch.Tensor) -> None:

@@ -29,8 +29,6 @@ from .tuner import Tuner
 
 _LOG = logging.getLogger("hostweights")
 
-MIN_SLOTS = LEAST_SLOTS
-
 
 @dataclass(frozen=True, slots=True)
 class RingSizes:
@@ -100,7 +98,7 @@ class Streamer:
         device: Device,
         backing: HostBacking,
         *,
-        slots: int | None = MIN_SLOTS,
+        slots: int | None = LEAST_SLOTS,
         slot_limit_bytes: int | None = None,
         budget: Budget | None = None,
         registration: RegistrationPolicy | None = None,
@@ -127,8 +125,8 @@ class Streamer:
         """
         refuse_gone(module)
         refuse_sharded(module)
-        asked, slots = slots, MIN_SLOTS if slots is None else slots
-        _refuse_below(slots, MIN_SLOTS, f"a ring of {slots!r} slots cannot overlap; {MIN_SLOTS} is the least")
+        asked, slots = slots, LEAST_SLOTS if slots is None else slots
+        _refuse_below(slots, LEAST_SLOTS, f"a ring of {slots!r} slots cannot overlap; {LEAST_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
         modules = [module.get_submodule(block.path) for block in found.blocks]
         _refuse_twice(module, modules)
