@@ -6,14 +6,12 @@ parts hold: giving a part other memory gives it to the whole. Only the device th
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 
-from ..messages.composites import layout_tag, part_name, split_part
-
-_PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
+from ..messages.composites import is_composite, part_name, split_part
 
 
 class _Flattening(Protocol):
@@ -25,11 +23,6 @@ class _Flattening(Protocol):
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], context: object, size: torch.Size, stride: tuple[int, ...]
     ) -> torch.Tensor: ...
-
-
-def is_composite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a class that is taken apart."""
-    return type(tensor) not in _PLAIN and layout_tag(type(tensor)) is not None
 
 
 def parts_of(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ from .account import Account, Reservation, directory_bytes, last_lease_ns, load_
 from .catalog import is_condemned, is_pinned
 from .domain import Workshop
 from .filesystem import files
-from .locks import acquire, open_lock_file
+from .locks import acquire, held, open_lock_file
 from .removal import Victim
 from .staging import sweep
 from .store_files import Place, list_names, opened_directory
@@ -152,13 +152,7 @@ class Ledger:
                 exclusive=True,
                 limit_s=self._wait_s,
                 budget=budget,
-                busy=lambda waited_s: error(
-                    Stage.CAPACITY,
-                    Code.DOMAIN_BUSY,
-                    f"another process has held {path} for the {waited_s:.1f} s waited; try again later",
-                    retryable=True,
-                    path=path,
-                ),
+                busy=held(Stage.CAPACITY, path),
             )
             account = load_account(self._workshop.root, self._artifacts, self._workshop.staging)
             self._settle(account)

@@ -20,7 +20,7 @@ from ..messages.manifest import DomainRecord
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
 from .locality import describe_mount, filesystem_of, mount_id_of
-from .locks import acquire, open_lock_file
+from .locks import acquire, held, open_lock_file
 from .store_files import (
     Damage,
     Place,
@@ -221,13 +221,7 @@ def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budg
                 exclusive=True,
                 limit_s=wait.domain_s,
                 budget=budget,
-                busy=lambda waited_s: error(
-                    Stage.DOMAIN,
-                    Code.DOMAIN_BUSY,
-                    f"another process has held {path} for the {waited_s:.1f} s waited; try again later",
-                    retryable=True,
-                    path=path,
-                ),
+                busy=held(Stage.DOMAIN, path),
             )
             make_directory(root, "artifacts", mode)
             make_directory(root, "staging", mode)

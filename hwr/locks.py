@@ -77,6 +77,17 @@ class LockHandle:
             self.close()
 
 
+def held(stage: Stage, path: Path) -> Callable[[float], HostWeightsError]:
+    """What ``acquire`` raises for a lock of the whole store, by the seconds waited: domain_busy, retryable."""
+    return lambda waited_s: error(
+        stage,
+        Code.DOMAIN_BUSY,
+        f"another process has held {path} for the {waited_s:.1f} s waited; try again later",
+        retryable=True,
+        path=path,
+    )
+
+
 def acquire(
     handle: LockHandle,
     path: Path,

@@ -14,9 +14,9 @@ from typing import Final, Protocol, cast
 import torch
 from torch import nn
 
-from ..messages.composites import CompositeEntry, layout_tag, part_name, type_name
+from ..messages.composites import CompositeEntry, is_composite, layout_tag, part_name, type_name
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from .module_tensors import PLAIN, PartPlace, Place, copy_attributes, places
+from .module_tensors import PartPlace, Place, copy_attributes, places
 
 _MAX_CONTEXT: Final = 16_384
 
@@ -30,11 +30,6 @@ class _Flattening(Protocol):
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], context: object, size: torch.Size, stride: tuple[int, ...]
     ) -> torch.Tensor: ...
-
-
-def is_composite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a class that is taken apart."""
-    return type(tensor) not in PLAIN and layout_tag(type(tensor)) is not None
 
 
 def stored_places(module: nn.Module, wholes: list[Place] | None = None) -> Iterator[Place]:

@@ -56,6 +56,12 @@ def type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def is_composite(tensor: object) -> bool:
+    """Whether a tensor is of a class that is taken apart."""
+    kind: type = type(tensor)
+    return layout_tag(kind) is not None
+
+
 @cache
 def layout_tag(kind: type) -> str | None:
     """The layout by which a tensor class is taken apart, or None for a class that is not."""
