@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,27 +15,16 @@ import torch
 import torch._inductor.config
 from torch import nn
 
-from dlo_support import FileLease, Stack, discover, library_threads, make_backing, registered
-from gpu_support import note, open_cuda_device, resident, run_on_gpu
+from dlo_support import FileLease, Stack, discover, make_backing, registered
+from gpu_support import note, resident, run_on_gpu
 from hostweights.dlo import CudaDevice, PrivateBacking, Streamer
 from hostweights.dlo.headroom import lock_limit
-from hostweights.dlo.ledger import PROCESS_LEDGER
 from hostweights.hwr.budget import PlainBudget
 from hostweights.messages.failure import Code, HostWeightsError
 
 pytestmark = pytest.mark.gpu
 
 HIDDEN = [64, 300, 5, 1024, 33]
-
-
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    before, threads = PROCESS_LEDGER.registered_bytes, set(library_threads())  # of a test that failed before
-    opened = open_cuda_device()
-    yield opened
-    opened.close()
-    assert set(library_threads()) <= threads
-    assert before == PROCESS_LEDGER.registered_bytes
 
 
 class Driver(Protocol):

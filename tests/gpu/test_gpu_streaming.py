@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,12 @@ from torch import nn
 from dlo_support import KINDS, FileLease, Stack, discover, library_threads, make_backing, registered
 from gpu_support import RoughDevice, open_cuda_device, resident, run_on_gpu
 from hostweights.dlo import CudaDevice, Streamer, open_device
-from hostweights.dlo.ledger import PROCESS_LEDGER
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy
 
 pytestmark = pytest.mark.gpu
 
 HIDDEN = [64, 300, 5, 1024, 33]
-
-
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    before, threads = PROCESS_LEDGER.registered_bytes, set(library_threads())  # of a test that failed before
-    opened = open_cuda_device()
-    yield opened
-    opened.close()
-    assert set(library_threads()) <= threads
-    assert before == PROCESS_LEDGER.registered_bytes
 
 
 @pytest.mark.timeout(300)

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -228,19 +227,6 @@ def test_A8_what_others_deleted_by_hand_is_no_reason_to_refuse(root: Path) -> No
     lease.directory.rename(root / "elsewhere")
     publish(store, "acme/b").close()
     lease.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount)], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode()}")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def test_A8_free_space_is_kept_and_made_by_collection(small_disk: Path) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,19 +192,6 @@ def test_A5_a_staging_directory_swept_before_it_was_locked_is_made_again(
     assert build(store).built
     assert len(swept) == 1
     assert names_under(store.root / "staging") == set()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount)], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode()}")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def test_T33_a_full_disk_is_found_before_writing_and_the_next_build_succeeds_when_space_returns(
