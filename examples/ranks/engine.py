@@ -10,6 +10,7 @@ model's.
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,12 @@ from hostweights import Config, HostWeights, HostWeightsError, RequestPath, Wave
 TOKENS, WIDTH, BLOCKS = 16, 256, 6
 STEPS = 4
 STOP = 0
+
+
+def say(line: str) -> None:
+    """One line in one write: the ranks share an output, and ``print`` may write the line and its end apart."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class Denoiser(nn.Module):
@@ -95,10 +102,10 @@ async def serve_waves(model: nn.Module, resident: nn.Module, device: str) -> Non
     try:
         await waves.submit(9, RequestPath(shape=(TOKENS, WIDTH), steps=STEPS + 1))
     except HostWeightsError as refused:
-        print(f"refused: {refused}", flush=True)
+        say(f"refused: {refused}")
     for seed, found in enumerate(await asyncio.gather(*jobs), start=1):
         equal = torch.equal(found, denoise(resident, seed, STEPS, device))
-        print(f"request {seed}: {'equal to the resident model' if equal else 'WRONG'}", flush=True)
+        say(f"request {seed}: {'equal to the resident model' if equal else 'WRONG'}")
     await waves.close()
     dist.broadcast(torch.full((1 + dist.get_world_size(),), STOP, dtype=torch.int64), 0)
 
@@ -126,19 +133,19 @@ async def main() -> None:
             await model.publication.wait()
         dist.barrier()
         attachment = await host.attach(model, device=device, gather=None if arguments.independent else group)
-        print(f"rank {rank} of {world} on {device}: weights of {attachment.info.ranks} rank(s)", flush=True)
+        say(f"rank {rank} of {world} on {device}: weights of {attachment.info.ranks} rank(s)")
         if arguments.independent:
             for seed in range(rank, 3 + 2 * rank):
                 equal = torch.equal(
                     denoise(model.module, seed, STEPS + rank, device), denoise(resident, seed, STEPS + rank, device)
                 )
                 answer = "equal to the resident model" if equal else "WRONG"
-                print(f"rank {rank}, request {seed}, {STEPS + rank} steps: {answer}", flush=True)
+                say(f"rank {rank}, request {seed}, {STEPS + rank} steps: {answer}")
         elif rank == 0:
             await serve_waves(model.module, resident, device)
         else:
             waves = await anyio.to_thread.run_sync(follow, model.module, device)
-            print(f"rank {rank} followed {waves} waves", flush=True)
+            say(f"rank {rank} followed {waves} waves")
         dist.barrier()
     dist.destroy_process_group()
 
