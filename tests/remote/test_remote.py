@@ -2,12 +2,14 @@
 
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from child_kit import Child
+from faulty_memory import FaultyMemory, faulty_memory
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import BuildResult, Miss
 from hostweights.hwr.identity import artifact_key
@@ -81,6 +83,39 @@ def test_A16_a_hit_asks_no_remote(store: LocalStore) -> None:
     result = fetch(store, "http://127.0.0.1:1")
     assert isinstance(result, BuildResult)
     assert not result.built
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[str]:
+    pushed(tmp_path / "origin", f"memory://{tmp_path.name}")
+    yield tmp_path.name
+    fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.mark.parametrize("faults", [("reset",), ("truncate",), ("wrong",), ("slow*",), ("reset", "", "wrong", "slow")])
+def test_A16_a_memory_filesystem_that_goes_wrong_gives_the_artifact(
+    in_memory: str, store: LocalStore, faults: tuple[str, ...]
+) -> None:
+    with faulty_memory(in_memory, *faults) as url:
+        assert_right_values(fetched(store, url))
+        assert FaultyMemory.met >= len(faults)
+    hit(store, Validation.FULL).close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("reset*", Code.IO_ERROR), ("truncate*", Code.IO_ERROR), ("wrong*", Code.CHECKSUM_MISMATCH)],
+)
+def test_A16_a_memory_filesystem_that_stays_wrong_shows_nothing(
+    in_memory: str, store: LocalStore, fault: str, code: Code
+) -> None:
+    with faulty_memory(in_memory, fault) as url, pytest.raises(HostWeightsError) as failed:
+        fetch(store, url)
+    assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, code)
+    assert isinstance(miss(store), Miss)
+    assert not list((store.root / "staging").iterdir())
+    with faulty_memory(in_memory) as url:
+        assert_right_values(fetched(store, url))
 
 
 @pytest.mark.parametrize("fault", ["reset", "truncate", "broken", "wrong"])
