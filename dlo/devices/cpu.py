@@ -15,6 +15,7 @@ from ...messages.failure import Code, Stage, error
 from ..contract import Event
 from ..layout import round_up
 from .lane import Lane
+from .open_streams import OpenStreams
 
 SLOT_ALIGNMENT_BYTES = 256
 
@@ -114,10 +115,7 @@ class CpuDevice:
     """Computes in place: slots are ordinary memory, the compute stream is whichever thread calls."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._streams: list[CpuStream] = []
-        self._failure: BaseException | None = None
-        self._closed = False
+        self._streams: OpenStreams[CpuStream] = OpenStreams(self.name)
 
     @property
     def name(self) -> str:
@@ -131,13 +129,7 @@ class CpuDevice:
 
     def stream(self, name: str) -> CpuStream:
         """Make a stream; its thread starts with its first work."""
-        with self._lock:
-            if self._closed:
-                raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, "the cpu device is closed; open it again")
-            self._streams = [stream for stream in self._streams if not stream.closed]
-            stream = CpuStream(name, self._keep)
-            self._streams.append(stream)
-            return stream
+        return self._streams.open(lambda: CpuStream(name, self._streams.keep))
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Memory that starts at a multiple of 256 bytes."""
@@ -179,26 +171,12 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Wait for every stream, then raise the first failure since the last call."""
-        with self._lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.drain()
-        with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        self._streams.drain()
+        self._streams.raise_kept()
 
     def close(self) -> None:
         """End all streams and join their threads."""
-        with self._lock:
-            self._closed = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.close()
-
-    def _keep(self, failure: BaseException) -> None:
-        with self._lock:
-            self._failure = self._failure or failure
+        self._streams.close()
 
 
 def copy_size(target: torch.Tensor, source: torch.Tensor) -> int:

@@ -3,7 +3,6 @@
 import ctypes
 import logging
 import re
-import threading
 import weakref
 from typing import Final
 
@@ -13,6 +12,7 @@ from ...messages.failure import Code, HostWeightsError, Stage, error
 from ..contract import Event
 from .cuda_runtime import CudaRuntime, CupyRuntime
 from .cuda_stream import CudaEvent, CudaStream, EventPool, OnDevice
+from .open_streams import OpenStreams
 from .pinned import PinnedRanges
 
 _LOG = logging.getLogger("hostweights")
@@ -33,10 +33,7 @@ class CudaDevice:
         self.events = EventPool(runtime, index)
         self.pinned = pinned
         self.unregistered_bytes_per_s: float | None = None
-        self._lock = threading.Lock()
-        self._streams: list[CudaStream] = []
-        self._failure: BaseException | None = None
-        self._closed = False
+        self._streams: OpenStreams[CudaStream] = OpenStreams(self.name)
 
     @property
     def name(self) -> str:
@@ -50,13 +47,7 @@ class CudaDevice:
 
     def stream(self, name: str) -> CudaStream:
         """Make a stream; its thread starts with its first host work."""
-        with self._lock:
-            if self._closed:
-                raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"device {self.name} is closed; open it again")
-            self._streams = [stream for stream in self._streams if not stream.closed]
-            stream = CudaStream(name, self)
-            self._streams.append(stream)
-            return stream
+        return self._streams.open(lambda: CudaStream(name, self))
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Torch's memory, aligned to 512 bytes; what used it before has ended when this returns."""
@@ -124,30 +115,19 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         """Wait for every stream and for the whole device, then raise the first failure since the last call."""
-        with self._lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.drain()
+        self._streams.drain()
         with OnDevice(self.runtime, self.index):
             self.runtime.synchronize_device()
-        with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        self._streams.raise_kept()
 
     def close(self) -> None:
         """End all streams, their threads and the events."""
-        with self._lock:
-            self._closed = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.close()
+        self._streams.close()
         self.events.close()
 
     def keep(self, failure: BaseException) -> None:
         """The first failure among the streams' work, for ``synchronize``."""
-        with self._lock:
-            self._failure = self._failure or failure
+        self._streams.keep(failure)
 
 
 class CudaHostMemory:
