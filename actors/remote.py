@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from ..hwr.account import is_key
@@ -42,8 +43,7 @@ def pull(
     begun, budget = time.monotonic(), budget or PlainBudget()
     _check_key(key)
     port = open_remote(remote)
-    store = LocalStore.open(Path(config.root), config.wait, budget, config.capacity)
-    try:
+    with closing(LocalStore.open(Path(config.root), config.wait, budget, config.capacity)) as store:
         identity = store.stored_identity(key)
         if identity is None:
             with range_reader(port, remote.attempts, budget) as reader:
@@ -56,8 +56,6 @@ def pull(
             raise _missing(key, port.url)
         manifest, directory = found.lease.manifest, found.lease.directory
         found.lease.close()
-    finally:
-        store.close()
     return Moved(
         name=identity.source.model,
         key=key,
@@ -84,8 +82,7 @@ def push(
     begun, budget = time.monotonic(), budget or PlainBudget()
     _check_key(key)
     port = open_remote(remote)
-    store = LocalStore.open(Path(config.root), config.wait, budget, config.capacity)
-    try:
+    with closing(LocalStore.open(Path(config.root), config.wait, budget, config.capacity)) as store:
         identity = store.stored_identity(key)
         found = None if identity is None else store.lookup(identity, config.validation, budget, lease_id="push")
         if found is None or isinstance(found, Miss):
@@ -94,8 +91,6 @@ def push(
             pushed = push_lease(found, port, remote.attempts, budget, progress, again=again)
         finally:
             found.close()
-    finally:
-        store.close()
     return Moved(
         name=pushed.manifest.identity.source.model,
         key=key,
