@@ -81,7 +81,7 @@ def warm(
     plan = plan_ownership(stored, record, checkpoint, budget)
     merged = None if adapter is None else open_for(adapter, stored, record, budget)
     adaptation = None if merged is None else merged.identity
-    store = LocalStore.open(Path(config.root), config.wait, budget)
+    store = LocalStore.open(Path(config.root), config.wait, budget, config.capacity)
     try:
         digest = source_digest(
             checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)

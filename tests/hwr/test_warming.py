@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hostweights import Code, Config, HostWeights, Shard, generic_record, warm
+from hostweights import CapacityPolicy, Code, Config, HostWeights, HostWeightsError, Shard, generic_record, warm
 from hostweights.cli import app
 from hostweights.hwr.budget import PlainBudget
 from loader_models import refused, same_state, save, seeded
@@ -57,6 +57,14 @@ async def test_B9_warm_publishes_what_a_load_then_finds(checkpoint: Path, tmp_pa
         assert model.warm
         assert same_state(model.module, seeded(Stack()))
         await model.unload()
+
+
+def test_A8_warm_keeps_the_limits_of_the_config(checkpoint: Path, tmp_path: Path) -> None:
+    config = Config(root=str(tmp_path / "store"), capacity=CapacityPolicy(max_store_bytes=BLOCKS * BLOCK_BYTES // 2))
+    with pytest.raises(HostWeightsError) as refusal:
+        warm(config, Stack, checkpoint)
+    assert refusal.value.code is Code.CAPACITY_EXCEEDED
+    assert not list((tmp_path / "store").rglob("*.safetensors"))
 
 
 def test_B9_warm_says_what_it_did_and_assumed(checkpoint: Path, tmp_path: Path) -> None:
