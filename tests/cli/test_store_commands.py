@@ -303,8 +303,8 @@ def test_A15_sizes_and_times_are_written_and_read_for_people() -> None:
         "10.0 GiB",
         "1024.0 TiB",
     ]
-    texts = ("0", "10", "10K", "2GiB", "3tb", "7B")
-    assert [size_bytes(text) for text in texts] == [0, 10, 10_240, 2 * 2**30, 3 * 2**40, 7]
+    texts = ("0", "10", "10K", "2GiB", "3tb", "7B", "1.5 GB")
+    assert [size_bytes(text) for text in texts] == [0, 10, 10_240, 2 * 2**30, 3 * 10**12, 7, 1_500_000_000]
     assert [ago(seconds) for seconds in (-1, 59, 600, 86_400, 864_000)] == [
         "0 s ago",
         "59 s ago",

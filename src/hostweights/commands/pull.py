@@ -5,15 +5,26 @@ from typing import Annotated
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug
+from hostweights.commands.layered import layered_config
+from hostweights.commands.refusals import AsJson, Debug, refusing
 
 
 def pull(
     key: Annotated[str, typer.Argument(help="The artifact's key: 64 hexadecimal digits.")],
-    url: Annotated[str, typer.Argument(help="Where it was pushed to; any URL that fsspec can open.")],
-    root: Annotated[Path, typer.Option(help="The store to bring it into.", envvar="HOSTWEIGHTS_ROOT")],
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Seconds that one request may take.")] = 30.0,
-    attempts: Annotated[int, typer.Option(min=1, max=100, help="How often a request is made.")] = 5,
+    url: Annotated[
+        str | None,
+        typer.Argument(help="Where it was pushed to; any URL that fsspec can open (default: the setting remote.url)."),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="The store to bring it into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT"),
+    ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that one request may take [default: 30].")
+    ] = None,
+    attempts: Annotated[
+        int | None, typer.Option(min=1, max=100, help="How often a request is made [default: 5].")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -26,12 +37,11 @@ def pull(
     """
     from hostweights.actors.remote import pull as pull_artifact
     from hostweights.commands.moving import run_move
-    from hostweights.messages.config import Config, RemotePolicy
 
-    config = Config(root=str(root.absolute()))
-    remote = RemotePolicy(url=url, timeout_s=timeout_s, attempts=attempts)
+    with refusing(debug=debug):
+        config = layered_config(root, remote__url=url, remote__timeout_s=timeout_s, remote__attempts=attempts)
     run_move(
-        lambda budget, progress: pull_artifact(config, key, remote, budget, progress),
+        lambda budget, progress: pull_artifact(config, key, config.remote, budget, progress),
         "pulled",
         as_json=as_json,
         debug=debug,

@@ -5,13 +5,19 @@ from typing import Annotated
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug
+from hostweights.commands.layered import layered_config
+from hostweights.commands.refusals import AsJson, Debug, refusing
 
 
 def push(
     key: Annotated[str, typer.Argument(help="The artifact's key: 64 hexadecimal digits.")],
-    url: Annotated[str, typer.Argument(help="A directory; any URL that fsspec can write.")],
-    root: Annotated[Path, typer.Option(help="The store it lies in.", envvar="HOSTWEIGHTS_ROOT")],
+    url: Annotated[
+        str | None,
+        typer.Argument(help="A directory; any URL that fsspec can write (default: the setting remote.url)."),
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="The store it lies in (default: the setting root).", envvar="HOSTWEIGHTS_ROOT")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Send it although it is there: it may be damaged.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -24,11 +30,11 @@ def push(
     """
     from hostweights.actors.remote import push as push_artifact
     from hostweights.commands.moving import run_move
-    from hostweights.messages.config import Config, RemotePolicy
 
-    config, remote = Config(root=str(root.absolute())), RemotePolicy(url=url)
+    with refusing(debug=debug):
+        config = layered_config(root, remote__url=url)
     run_move(
-        lambda budget, progress: push_artifact(config, key, remote, budget, progress, again=again),
+        lambda budget, progress: push_artifact(config, key, config.remote, budget, progress, again=again),
         "pushed",
         as_json=as_json,
         debug=debug,

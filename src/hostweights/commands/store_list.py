@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hostweights.actors.upkeep import Entry, StoreState
 
 
-def list_store(root: Root, as_json: AsJson = False, debug: Debug = False) -> None:
+def list_store(root: Root = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List all generations with size, state, last lease and the processes that map them.
 
     PSS is what those processes take of memory for it, a page that n of them share counting 1/n; "?" where the kernel

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.commands.layered import layered_config
 from hostweights.commands.refusals import refusing
 
 if TYPE_CHECKING:
     from hostweights.actors.upkeep import Upkeep
 
-Root = Annotated[Path, typer.Option(help="The store.", envvar="HOSTWEIGHTS_ROOT")]
+Root = Annotated[Path | None, typer.Option(help="The store (default: the setting root).", envvar="HOSTWEIGHTS_ROOT")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 SHORT_KEY = 12
 
 
 @contextmanager
-def opened(root: Path, *, debug: bool) -> Iterator["Upkeep"]:
+def opened(root: Path | None, *, debug: bool) -> Iterator["Upkeep"]:
     """The store for the block; failures end the command as ``refusing`` says."""
     from hostweights.actors.upkeep import existing_store
 
-    with refusing(debug=debug), existing_store(root) as upkeep:
+    with refusing(debug=debug), existing_store(root or Path(layered_config().root)) as upkeep:
         yield upkeep
 
 
@@ -45,10 +46,11 @@ def size(size_bytes: int) -> str:
 
 
 def size_bytes(text: str) -> int:
-    """The bytes that ``10G``, ``512MiB`` or ``1000`` mean; units are powers of 1024. Raises typer.BadParameter."""
-    number = text.strip().rstrip("ibIB")
-    power = "KMGT".find(number[-1:].upper()) + 1 if number[-1:].isalpha() else 0
-    digits: str = number[:-1] if power else number
-    if not digits.isascii() or not digits.isdigit():
-        raise typer.BadParameter(f"{text!r} is no size; expected digits and perhaps K, M, G or T")
-    return int(digits) << 10 * power
+    """The bytes that ``200G`` or ``512 MiB`` mean. Raises typer.BadParameter."""
+    from hostweights.settings.sizes import UNITS, parse_size
+
+    found = parse_size(text)
+    if found is None:
+        units = ", ".join(unit for unit in UNITS if unit)
+        raise typer.BadParameter(f"{text!r} is no size; expected a number of bytes, or one with {units}")
+    return found

@@ -9,7 +9,7 @@ from hostweights.commands.store_output import SHORT_KEY, Root, Yes, confirmed, o
 
 
 def gc(
-    root: Root,
+    root: Root = None,
     max_size: Annotated[
         str | None, typer.Option(help="Also delete by last lease until the store takes no more (10G, 512M).")
     ] = None,
@@ -42,7 +42,7 @@ def gc(
 
 def rm(
     key: Annotated[str, typer.Argument(help="A key, or the digits that only it begins with.")],
-    root: Root,
+    root: Root = None,
     generation: Annotated[str | None, typer.Option(help="Only this generation, such as 00000002.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def show(
     keys: Annotated[list[str], typer.Argument(help="A key, or the digits that only it begins with; two with --why.")],
-    root: Root,
+    root: Root = None,
     why: Annotated[bool, typer.Option("--why", help="Name every field that made two keys differ.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    root: Root,
+    root: Root = None,
     keys: Annotated[list[str] | None, typer.Argument(help="Keys or their first digits (default: all).")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -61,7 +61,7 @@ def _verify_all(upkeep: "Upkeep", keys: list[str] | None) -> list[dict[str, str 
     return rows
 
 
-def scrub(root: Root, as_json: AsJson = False, debug: Debug = False) -> None:
+def scrub(root: Root = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Read the whole store at idle I/O priority, and condemn what is damaged so that workers publish it anew.
 
     Fit for a timer. Exit code 0 when all was sound; 1 when something was damaged or could not be read; 2 on bad input.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hostweights.commands.layered import layered_config
 from hostweights.commands.progress import Work
 from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
-from hostweights.messages.config import Representation
+from hostweights.messages.config import PackingPolicy, Representation
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,10 @@ def warm(
     directory: Annotated[
         Path, typer.Argument(help="A diffusers or transformers directory; with --factory any safetensors checkpoint.")
     ],
-    root: Annotated[Path, typer.Option(help="The store to publish into.", envvar="HOSTWEIGHTS_ROOT")],
+    root: Annotated[
+        Path | None,
+        typer.Option(help="The store to publish into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT"),
+    ] = None,
     component: Annotated[
         list[str] | None, typer.Option(help="Component of a pipeline; may be repeated (default: all of them).")
     ] = None,
@@ -46,11 +50,13 @@ def warm(
     ] = None,
     tp_size: Annotated[int, typer.Option(min=1, help="Publish the share of each of so many ranks.")] = 1,
     packing: Annotated[
-        str, typer.Option(help="on: bf16 blocks packed without loss; auto: for models that are mostly bf16; off.")
-    ] = "off",
+        PackingPolicy | None,
+        typer.Option(help="on: bf16 blocks packed without loss; auto: for models that are mostly bf16 [default: off]."),
+    ] = None,
     representation: Annotated[
-        Representation, typer.Option(help="How values are stored; FP8 needs the extra quant.")
-    ] = Representation.FINAL,
+        Representation | None,
+        typer.Option(help="How values are stored; FP8 needs the extra quant [default: final]."),
+    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Publish on every node of the Ray cluster that RAY_ADDRESS names.")
     ] = False,
@@ -70,7 +76,7 @@ def warm(
     with refusing(debug=debug):
         if ray:
             _everywhere(errors)
-        config = _config(root, packing, representation)
+        config = layered_config(root, production__packing=packing, representation=representation)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
     if as_json:
@@ -94,17 +100,6 @@ def _everywhere(errors: "Console") -> None:
     for result in results:
         typer.echo(msgspec.json.encode(result).decode())
     raise typer.Exit(2 if any(result.failure is not None for result in results) else 0)
-
-
-def _config(root: Path, packing: str, representation: Representation) -> "Config":
-    from hostweights.messages.config import Config, PackingPolicy, ProductionPolicy
-    from hostweights.messages.failure import Code, Stage, error
-
-    if packing not in set(PackingPolicy):
-        wrong = f"--packing {packing} is unknown; expected {', '.join(PackingPolicy)}"
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong)
-    production = ProductionPolicy(packing=PackingPolicy(packing))
-    return Config(root=str(root.absolute()), production=production, representation=representation)
 
 
 def _sources(

@@ -1,6 +1,5 @@
 """What settings there are, read off the type ``Config``, and turning what a person wrote into their types."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,14 +10,7 @@ import msgspec
 from hostweights.messages.config import Config, RuntimePolicy
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 from hostweights.messages.journal import JournalPolicy
-
-_UNITS: Final = {
-    "": 1,
-    "B": 1,
-    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)},
-    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)},
-}
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+from hostweights.settings.sizes import UNITS, parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +106,11 @@ def converted(field: Field, value: object, place: str, *, text: bool) -> object:
 def _size_bytes(name: str, text: str, place: str) -> object:
     if text.lower() in ("none", "null"):
         return None
-    match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in _UNITS:
-        units = ", ".join(unit for unit in _UNITS if unit)
+    found = parse_size(text)
+    if found is None:
+        units = ", ".join(unit for unit in UNITS if unit)
         raise refused(f"{place} sets {name} to {text!r}: expected a number of bytes, or one with {units}", name=name)
-    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+    return found
 
 
 def _json(name: str, text: str, place: str) -> object:

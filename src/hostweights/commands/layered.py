@@ -1,0 +1,19 @@
+"""The settings of a command: the layers of ``hostweights.settings``, and what its own options say over them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hostweights.messages.config import Config
+
+
+def layered_config(root: Path | None = None, **options: object) -> "Config":
+    """The config; an option that is None leaves the setting as the layers have it.
+
+    ``options`` are named as settings are, with two underlines for the dot. Raises HostWeightsError(invalid_config).
+    """
+    from hostweights.settings import read_config
+
+    place = None if root is None else str(root.absolute())
+    flags = {name.replace("__", "."): value for name, value in options.items()}
+    return read_config(flags={"root": place, **flags})
