@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from hostweights import Config, HostWeights
+from hostweights.actors.publisher import PublisherState
+from hostweights.actors.store import StoreState
 from tiny_model import factory, make_checkpoint, plain, run
 
 HOW = ["cold", "warm", "streamed"]
@@ -78,3 +80,26 @@ async def test_A13_a_forward_that_its_user_wrapped_stays_wrapped_when_the_model_
         await model.unload()
         assert torch.equal(run(model.module), plain(source))
         assert len(calls) == 1
+
+
+def locks_of_keys() -> int:
+    """How many keys the store's and the publisher's actors of this process's only host remember."""
+    found = gc.get_objects()
+    (store,) = (each for each in found if type(each) is StoreState)
+    (publisher,) = (each for each in found if type(each) is PublisherState)
+    return len(store.building) + len(publisher.flights)
+
+
+@pytest.mark.asyncio
+async def test_D1_a_key_that_was_published_leaves_nothing_in_the_actors(tmp_path: Path) -> None:
+    gc.collect()
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        for seed in range(3):
+            directory = tmp_path / str(seed)
+            directory.mkdir()
+            models = [await host.load(factory(), make_checkpoint(directory, seed=seed)) for _ in range(2)]
+            for model in models:  # the second one waits for the first one's build, and joins
+                assert model.publication is not None
+                assert (await model.publication.wait()).failure is None
+                await model.unload()
+            assert locks_of_keys() == 0
