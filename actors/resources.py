@@ -6,7 +6,7 @@ waits for anything while it is locked.
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -27,7 +27,7 @@ from ..hwr.records import ModelRecord
 from ..hwr.restore import RestorePlan
 from ..hwr.source_memory import Fingerprint
 from ..hwr.write_watch import WriteWatch
-from ..messages.failure import Code, Stage, error
+from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.plan import WeightPlan
 from ..messages.store import LeaseInfo
 from ..messages.transport import AttachmentInfo, BackingChoice
@@ -166,6 +166,12 @@ class ModelEntry:
         if self.watch is not None:
             self.watch.require_untouched(act)
 
+    def ungate(self) -> None:
+        """Give the module its own forward back: as a cycle through it the gate would keep the weights alive."""
+        if self.gate is not None:
+            with suppress(HostWeightsError):  # wrapped again since; whoever did that has it now
+                self.gate.remove()
+
     def need_gate(self) -> ForwardGate:
         """The gate around the loaded model's forward."""
         assert self.gate is not None, "the model was not loaded"
@@ -212,7 +218,10 @@ class Resources:
         """
         self.producers.pop(checkpoint_producer_id(model_id))
         entry = self.models.pop(model_id)
-        return None if entry is None else entry.unbind()
+        if entry is None:
+            return None
+        entry.ungate()
+        return entry.unbind()
 
     def forget_models(self) -> None:
         """Drop every model."""

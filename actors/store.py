@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from ..hwr.identity import artifact_key
 from ..messages.base import Message
@@ -67,10 +68,10 @@ class StorePort(Protocol):
 
 @dataclass(slots=True)
 class StoreState:
-    """What the actor knows: live leases, and a lock per key that was ever built."""
+    """What the actor knows: live leases, and a lock per key that is being built, kept by those who have or await it."""
 
     leases: dict[str, LeaseInfo] = field(default_factory=dict)
-    building: dict[str, asyncio.Lock] = field(default_factory=dict)
+    building: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
 
 class StoreActor:

@@ -95,16 +95,30 @@ class Server:
             self._lines.append("ended")
             self._said.notify_all()
 
-    async def says(self, pattern: str) -> re.Match[str]:
-        """The first line that matches, waited for."""
+    @property
+    def heard(self) -> int:
+        """How many lines it has said so far."""
+        return len(self._lines)
+
+    async def says(self, pattern: str, after: int = 0) -> re.Match[str]:
+        """The first line that matches, waited for; the first ``after`` lines do not count."""
         async with self._said:
             while True:
-                for line in self._lines:
+                for line in self._lines[after:]:
                     if found := re.fullmatch(pattern, line):
                         return found
                 if self._lines[-1:] == ["ended"]:
                     raise RuntimeError(f"the server ended without saying {pattern}: {self._lines}")
                 await self._said.wait()
+
+    def newest(self, pattern: str) -> int:
+        """The number in the last line that matches; there is one."""
+        return next(int(found[1]) for line in reversed(self._lines) if (found := re.fullmatch(pattern, line)))
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process."""
+        return self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor."""
@@ -118,9 +132,13 @@ class Server:
 class Clients:
     """Ask, compare and count until told to stop."""
 
-    def __init__(self, url: str, expected: list[list[list[float]]]) -> None:
+    def __init__(
+        self, url: str, expected: list[list[list[float]]], pause_s: float = 0.0, timeout_s: float = 30.0
+    ) -> None:
+        """``pause_s``: what each client thinks between an answer and its next question."""
         self._url = url
         self._expected = expected
+        self._pause_s, self._timeout_s = pause_s, timeout_s
         self._numbers = count()
         self._seconds: list[float] = []
         self._workers: Counter[str] = Counter()
@@ -133,7 +151,10 @@ class Clients:
 
     async def run(self, clients: int, workers: int) -> None:
         """Run them all."""
-        async with httpx.AsyncClient(base_url=self._url, timeout=30.0) as client, asyncio.TaskGroup() as group:
+        async with (
+            httpx.AsyncClient(base_url=self._url, timeout=self._timeout_s) as client,
+            asyncio.TaskGroup() as group,
+        ):
             for _ in range(clients):
                 group.create_task(self._ask_on(client, workers))
         self._seconds.sort()
@@ -143,6 +164,7 @@ class Clients:
 
     async def _ask_on(self, client: httpx.AsyncClient, workers: int) -> None:
         while not self.stopping:
+            await asyncio.sleep(self._pause_s)
             request = next(self._numbers)
             number = request % len(TEXTS)
             # Every third connection is not kept: a client does not stay with one worker.

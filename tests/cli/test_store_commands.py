@@ -18,6 +18,7 @@ from hostweights.commands.store_list import ago
 from hostweights.commands.store_output import size, size_bytes
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.store import LocalStore
+from hostweights.hwr.upkeep import StoredGeneration
 from hostweights.messages.config import Validation
 from hostweights.messages.failure import Code
 from store_kit import PAYLOAD, FixedProducer, condemned_markers, flip, make_identity, open_store
@@ -185,6 +186,24 @@ def test_A15_verify_reads_all_and_names_the_damage_without_condemning(store: Loc
     rows = {row["key"]: row["damage"] for row in json.loads(run(store, "verify", "--json").stdout)}
     assert rows[two] is None
     assert rows[one].startswith("checksum_mismatch")
+
+
+def test_A15_what_is_collected_after_verify_listed_it_is_no_failure(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = sorted((publish(store, ONE), publish(store, TWO)))
+    listed = LocalStore.list_stored
+
+    def list_and_remove(self: LocalStore) -> list[StoredGeneration]:
+        found = listed(self)
+        if any(stored.key == one for stored in found):
+            store.remove(one, "00000001")
+        return found
+
+    monkeypatch.setattr(LocalStore, "list_stored", list_and_remove)
+    result = run(store, "verify", "--json")
+    assert result.exit_code == 0, result.output
+    assert [row["key"] for row in json.loads(result.stdout)] == [two]
 
 
 def test_A7_scrub_condemns_what_is_damaged(store: LocalStore) -> None:

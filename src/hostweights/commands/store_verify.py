@@ -52,6 +52,8 @@ def _verify_all(upkeep: "Upkeep", keys: list[str] | None) -> list[dict[str, str 
             try:
                 done_bytes = upkeep.verify(stored, partial(work.show, f"{stored.key[:SHORT_KEY]} {stored.generation}"))
             except HostWeightsError as failed:
+                if failed.code is Code.ARTIFACT_MISSING and not stored.directory.exists():
+                    continue  # collected since it was listed: a store at work
                 if failed.code not in proven:
                     raise
                 damage = f"{failed.code}: {failed}"
