@@ -19,6 +19,7 @@ _UNITS: Final = {
     **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)},
 }
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_MOST_DIGITS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,13 @@ def converted(field: Field, value: object, place: str, *, text: bool) -> object:
     """
     if isinstance(value, str) and field.name.endswith("_bytes"):
         value = _size_bytes(field.name, value, place)
+    if isinstance(value, str) and "\0" in value:
+        raise refused(f"{place} sets {field.name} to {value!r}: no setting holds a NUL", name=field.name)
     if text and isinstance(value, str) and value[:1] in ("{", "["):
         value = _json(field.name, value, place)
     try:
         return msgspec.convert(value, field.type, strict=not text)
-    except msgspec.ValidationError as found:
+    except (msgspec.ValidationError, UnicodeEncodeError) as found:
         raise refused(f"{place} sets {field.name} to {value!r}: {found}", name=field.name) from found
 
 
@@ -115,7 +118,7 @@ def _size_bytes(name: str, text: str, place: str) -> object:
     if text.lower() in ("none", "null"):
         return None
     match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in _UNITS:
+    if match is None or match[2] not in _UNITS or len(match[1]) > _MOST_DIGITS:
         units = ", ".join(unit for unit in _UNITS if unit)
         raise refused(f"{place} sets {name} to {text!r}: expected a number of bytes, or one with {units}", name=name)
     return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
@@ -124,6 +127,6 @@ def _size_bytes(name: str, text: str, place: str) -> object:
 def _json(name: str, text: str, place: str) -> object:
     try:
         value: object = msgspec.json.decode(text)
-    except msgspec.DecodeError as found:
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as found:
         raise refused(f"{place} sets {name} to {text!r}, which is no JSON: {found}", name=name) from found
     return value
