@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import cache
 
 import msgspec
+import torch
 from blake3 import blake3
 
 from fuzz_kit import Target, scratch
@@ -119,10 +120,8 @@ def check_manifest(data: bytes) -> None:
             mapping.forget()
 
 
-def _read(manifest: Manifest, extent: object, shared: object) -> None:
+def _read(manifest: Manifest, extent: Callable[[int], torch.Tensor], shared: Callable[[str], torch.Tensor]) -> None:
     """Touch every byte that is given out."""
-    assert callable(extent)
-    assert callable(shared)
     for number, block in enumerate(manifest.blocks):
         assert extent(number).numel() == block.size_bytes
         int(extent(number).sum())

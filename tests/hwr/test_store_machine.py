@@ -21,7 +21,7 @@ from hostweights.messages.dtypes import DType
 from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import FixedProducer, assert_right_values, make_identity, spec
 
-MODELS = ("acme/a", "acme/b", "acme/c")
+MODELS: tuple[str, ...] = ("acme/a", "acme/b", "acme/c")
 SPECS = (spec("w", (9000,), DType.U8),)
 PLAN = ProductionPlan(SPECS, ())
 RESERVED = reservation_bytes(lay_out(PLAN))
