@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from child_kit import run_child
+from hostweights.actors.doctor.probes import read_machine
 from hostweights.hwr.budget import PlainBudget
 from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import assert_right_values, build, hit, make_identity, miss, open_store, published
@@ -236,3 +237,10 @@ def test_S_an_open_store_leases_nothing_of_a_root_that_was_swapped_for_another(r
     root.symlink_to(tmp_path / "other")
     assert miss(store).condemned == 0
     assert not store.in_place()
+
+
+def test_S_doctor_says_beforehand_that_a_root_is_not_trusted(root: Path) -> None:
+    root.mkdir()
+    assert read_machine(root).filesystem_error == ""
+    root.chmod(0o777)
+    assert f"{root} is not trusted" in read_machine(root).filesystem_error
