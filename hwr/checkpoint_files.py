@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,8 +143,7 @@ def _read_index(path: Path) -> dict[str, str]:
 def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise _bad_index(path, f"names {twice} twice", tensor=twice)
     return result
 

@@ -33,10 +33,12 @@ from .source_files import open_regular
 
 _STEMS: Final = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 _MAX_JSON_BYTES: Final = 10_000_000
+_NOT_INSIDE: Final = frozenset({"", ".", ".."})
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 _FLOATS: Final = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _FLOAT_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _HALVES: Final = frozenset({torch.float16, torch.bfloat16})
+_IMPLEMENTATION: Final = "_implementation"
 Json = Mapping[str, object]
 
 
@@ -99,7 +101,8 @@ def model_source(
 
 
 def _is_component(root: Path, name: str, value: object) -> bool:
-    named = isinstance(value, list) and len(value) == 2 and value[0] in _STEMS and "/" not in name
+    named = isinstance(value, list) and len(value) == 2 and value[0] in tuple(_STEMS)
+    named = named and "/" not in name and name not in _NOT_INSIDE
     folder = root / name
     return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
 
@@ -120,6 +123,7 @@ def _transformers_source(folder: Path, config: Json, variant: str | None, dtype:
     if not isinstance(named, list) or len(named) != 1:
         text = f"{folder / 'config.json'} names no one class (architectures: {named}); load it with a factory"
         raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=folder)
+    _refuse_code_from_elsewhere(folder, config)
     kind = _class(folder, "transformers", named[0])
     source = _weights(folder, _STEMS["transformers"], variant)
 
@@ -129,6 +133,23 @@ def _transformers_source(folder: Path, config: Json, variant: str | None, dtype:
 
     prefix = f"{kind.base_model_prefix}."
     return _finished(kind.__name__, build, source, {"": ("", prefix), prefix: ("",)}, dtype)
+
+
+def _refuse_code_from_elsewhere(folder: Path, config: Json) -> None:
+    """Refuse a configuration by which transformers would fetch a kernel from a hub and run it."""
+    parts: list[Json] = [config]
+    while parts:
+        for name, value in parts.pop().items():
+            if isinstance(value, Mapping):
+                parts.append(value)
+            if not str(name).endswith(_IMPLEMENTATION):
+                continue
+            for each in value.values() if isinstance(value, Mapping) else [value]:
+                if "/" in str(each):
+                    text = (
+                        f"{folder / 'config.json'} names code to fetch and run, {name} {each}, which is never done here"
+                    )
+                    raise error(Stage.SOURCE, Code.UNSUPPORTED, f"{text}; take the entry out", file=folder)
 
 
 def _finished(

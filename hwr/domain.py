@@ -32,6 +32,7 @@ from .store_files import (
     read_record,
     write_at,
 )
+from .trust import check_entry, check_root
 
 RECORD_NAME: Final = "domain.json"
 _UNFINISHED_NAME: Final = "domain.json.new"
@@ -91,8 +92,8 @@ def open_domain(root: Path, wait: WaitPolicy, budget: Budget) -> Domain:
 
     Raises HostWeightsError: invalid_config for a root that is no absolute path; domain_unavailable for a root that
     is no directory or is damaged; filesystem_refused; locks_unsupported; permission_denied naming owner, mode and way
-    out; read_only when there is nothing to read either; domain_busy (retryable) when another process keeps the domain
-    lock for ``wait.domain_s``; domain_incompatible for a newer format.
+    out, also for what ``trust`` refuses; read_only when there is nothing to read either; domain_busy (retryable) when
+    another process keeps the domain lock for ``wait.domain_s``; domain_incompatible for a newer format.
     """
     if "\0" in str(root):
         text = f"the root must be a path, found {str(root)!r}, which holds a NUL"
@@ -108,6 +109,7 @@ def open_domain(root: Path, wait: WaitPolicy, budget: Budget) -> Domain:
     with os_errors(Stage.DOMAIN, f"open the store {path}"):
         _make_root(path)
         with _opened_root(path) as place:
+            check_root(place, root)
             filesystem = filesystem_of(place.fd, str(path))
             record = _read_record(place)
             if record is None or _missing_parts(place):
@@ -230,7 +232,9 @@ def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budg
 
 def _write_record(root: Place) -> DomainRecord:
     record = DomainRecord(domain_id=secrets.token_hex(16))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileNotFoundError):
+        files().unlink(_UNFINISHED_NAME, dir_fd=root.fd)  # it may be a second name of another file
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = files().open(_UNFINISHED_NAME, flags, 0o600, dir_fd=root.fd)
     try:
         write_at(fd, memoryview(encode_record(record)), 0)
@@ -268,6 +272,7 @@ def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
                 raise
             places.append(place)
             _check_same_mount(root, place)
+            check_entry(root, place)
     except BaseException:
         for place in places:
             files().close(place.fd)

@@ -1,7 +1,7 @@
 """Reading and writing the store's JSON records."""
 
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ class _Versioned(Protocol):
 
 
 _R = TypeVar("_R", bound=_Versioned)
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding bytes that nobody checked may raise: the last for arrays in arrays without end."""
 
 
 class NewerSchema(Exception):  # noqa: N818  # a fact about a healthy file, not an error in it
@@ -41,7 +44,7 @@ def decode_record(data: bytes, kind: type[_R], path: Path) -> _R:
     known = PACKED_MANIFEST_SCHEMA if kind is Manifest else MANIFEST_SCHEMA
     try:
         record = msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+    except _UNREADABLE as failure:
         schema = _schema_of(data)
         if schema <= known:
             raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no {kind.__name__}: {failure}") from failure
@@ -56,5 +59,5 @@ def _schema_of(data: bytes) -> int:
     """The schema that a record states which this version cannot read; 0 where it states none."""
     try:
         return msgspec.json.decode(data, type=_Peek).schema
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return 0

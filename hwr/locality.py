@@ -26,6 +26,7 @@ REMOTE_TYPES: Final = frozenset(
 """Known to be reached over a network or from outside this kernel."""
 
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
+_NUMBER: Final = re.compile(r"[0-9]{1,10}")
 _MIN_FIELDS: Final = 6
 _MAX_OVERLAYS: Final = 8
 
@@ -50,7 +51,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
         fields, tail = left.split(" "), right.split(" ")
-        if not separator or len(fields) < _MIN_FIELDS or len(tail) < 2 or not fields[0].isdigit():
+        if not separator or len(fields) < _MIN_FIELDS or len(tail) < 2 or not _NUMBER.fullmatch(fields[0]):
             continue
         options = tuple(_unescape(option) for option in (tail[2] if len(tail) > 2 else "").split(","))
         mounts.append(Mount(int(fields[0]), _unescape(fields[4]), tail[0], _unescape(tail[1]), options))

@@ -1,9 +1,13 @@
 """Which processes hold a lock, as far as the kernel tells this process."""
 
 import os
+import re
 from pathlib import Path
+from typing import Final
 
 from .filesystem import files
+
+_NUMBER: Final = re.compile(r"[0-9]{1,10}")
 
 
 def lock_holders(fd: int) -> list[int]:
@@ -25,7 +29,7 @@ def parse_locks(text: str, major: int, minor: int, inode: int) -> list[int]:
     holders: set[int] = set()
     for line in text.splitlines():
         fields = line.split()
-        if len(fields) < 6 or fields[1] != "FLOCK" or not fields[4].isdigit():
+        if len(fields) < 6 or fields[1] != "FLOCK" or not _NUMBER.fullmatch(fields[4]):
             continue
         try:
             where = fields[5].split(":")

@@ -142,23 +142,40 @@ def _busy(refusal: HostWeightsError, handle: LockHandle) -> HostWeightsError:
 def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
     """Open a lock file of the store, making it when missing. Reading rights are enough to lock.
 
-    An own file that has another mode gets this one: whoever made it may have died before.
+    An own file that has another mode gets this one: whoever made it may have died before; one with a second name keeps
+    its mode, since it may be any file. Raises HostWeightsError(domain_unavailable) for a link, a pipe and the like.
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe in its place must not hang whoever opens it
     try:
-        handle = LockHandle(path.name, os.O_RDONLY, dir_fd=directory_fd)
-    except FileNotFoundError:
-        handle = LockHandle(path.name, os.O_RDONLY | os.O_CREAT, mode, dir_fd=directory_fd)
+        try:
+            handle = LockHandle(path.name, flags, dir_fd=directory_fd)
+        except FileNotFoundError:
+            handle = LockHandle(path.name, flags | os.O_CREAT, mode, dir_fd=directory_fd)
     except OSError as failure:
+        if failure.errno == errno.ELOOP:
+            raise _no_lock_file(path) from failure
         failure.filename = str(path)
         raise
     try:
-        found = files().fstat(handle.fd)
-        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
+        found = _checked(handle, path)
+        if found.st_uid == os.geteuid() and found.st_nlink == 1 and stat.S_IMODE(found.st_mode) != mode:
             files().fchmod(handle.fd, mode)
     except BaseException:
         handle.close()
         raise
     return handle
+
+
+def _checked(handle: LockHandle, path: Path) -> os.stat_result:
+    found = files().fstat(handle.fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise _no_lock_file(path)
+    return found
+
+
+def _no_lock_file(path: Path) -> HostWeightsError:
+    text = f"{path} is no regular file, as every lock of a store is; nothing here makes such a thing: put it away"
+    return error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=path)
 
 
 def _lock_failure(failure: OSError, path: Path) -> Exception:

@@ -1,6 +1,7 @@
 """How much memory this process and its mappings really take, as the kernel counts it."""
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 from .native import trim_heap
 
 _KIB: Final = 1024
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def parse_smaps(text: str) -> list[Area]:
         fields = line.split(maxsplit=5)
         if len(fields) >= 5 and "-" in fields[0] and not fields[0].endswith(":"):
             areas.append(Area(fields[5] if len(fields) > 5 else "", {}))
-        elif areas and len(fields) == 3 and fields[2] == "kB" and fields[1].isdigit():
+        elif areas and len(fields) == 3 and fields[2] == "kB" and _NUMBER.fullmatch(fields[1]):
             areas[-1].bytes_by_name[fields[0].removesuffix(":")] = int(fields[1]) * _KIB
     return areas
 

@@ -6,6 +6,7 @@ per node, use one root per node (each is a domain of its own) and build with ``a
 
 import ctypes
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ _CALLS: Final = {"x86_64": (279, 238, 239), "aarch64": (239, 237, 236)}
 """Numbers of move_pages, set_mempolicy, get_mempolicy."""
 _MPOL_BIND: Final = 2
 _MAX_NODES: Final = 1024
+_NODE_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _ASKED_AT_ONCE: Final = 4096
 
@@ -52,12 +54,12 @@ def memory_nodes() -> tuple[int, ...]:
 
 
 def parse_node_list(text: str) -> tuple[int, ...]:
-    """Parse the kernel's list form, as in ``0-1,4``."""
+    """Parse the kernel's list form, as in ``0-1,4``; parts of an unknown form are skipped."""
     nodes: set[int] = set()
     for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (last.isdigit() or not last):
-            nodes.update(range(int(first), int(last or first) + 1))
+        found = _NODE_RANGE.fullmatch(part)
+        if found is not None:
+            nodes.update(range(int(found[1]), min(int(found[2] or found[1]), _MAX_NODES) + 1))
     return tuple(sorted(nodes))
 
 

@@ -30,6 +30,7 @@ from .remote.ranges import range_reader
 from .scrub import Reading, ScrubReport, scrub, verify
 from .staging import staged
 from .store_files import Place, make_directory, opened_directory, os_errors
+from .trust import check_entry
 from .upkeep import Description, StoredGeneration
 from .writer import ArtifactWriter
 
@@ -364,6 +365,7 @@ class LocalStore:
         with os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
             try:
                 with opened_directory(artifacts.path / search.key, artifacts.fd) as key_directory:
+                    check_entry(artifacts, key_directory)
                     return lease_newest(key_directory, search, budget)
             except (FileNotFoundError, NotADirectoryError):
                 return Miss(0, f"{search.key} was never published in {self.root}")

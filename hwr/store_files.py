@@ -223,4 +223,5 @@ def make_unsynced_directory(parent: Place, name: str, mode: int) -> None:
         found = files().stat(name, dir_fd=parent.fd)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) == mode:
             return
-    files().chmod(name, mode, dir_fd=parent.fd)
+    with opened_directory(parent.path / name, parent.fd) as made:  # by the descriptor: the name may be another's by now
+        files().fchmod(made.fd, mode)

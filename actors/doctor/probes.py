@@ -22,6 +22,8 @@ from ...hwr.budget import PlainBudget
 from ...hwr.locality import describe_mount, filesystem_of
 from ...hwr.locks import acquire, open_lock_file
 from ...hwr.numa import memory_nodes
+from ...hwr.store_files import Place
+from ...hwr.trust import check_root
 from ...messages.failure import Code, HostWeightsError, Stage, error
 from .gpu_probes import probe_gpu
 from .readings import GpuReading, Readings
@@ -78,6 +80,8 @@ def _filesystem(place: Path, root: Path) -> tuple[str, str]:
     try:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            if place == root:
+                check_root(Place(fd, Path(os.path.realpath(root))), root.absolute())
             return filesystem_of(fd, str(root)), ""
         finally:
             os.close(fd)

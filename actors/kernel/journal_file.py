@@ -254,7 +254,7 @@ class JournalReader:
         while (payload := self._frame(path, offset)) is not None:
             try:
                 entries = self._entries.decode(upgraded(payload) if header.version == 1 else payload)
-            except msgspec.MsgspecError as found:
+            except (msgspec.MsgspecError, RecursionError) as found:
                 raise _corrupt(path, offset, f"holds no known record: {found}") from found
             yield from expanded(entries, header.messages_version)
             offset += FRAME.size + len(payload)
@@ -281,7 +281,7 @@ class JournalReader:
     def _checked_header(self, path: Path, payload: bytes) -> JournalHeader:
         try:
             header = self._header.decode(payload)
-        except msgspec.MsgspecError as found:
+        except (msgspec.MsgspecError, RecursionError) as found:
             raise _corrupt(path, 0, f"is not a journal header: {found}") from found
         if header.version not in JOURNAL_VERSIONS:
             raise _corrupt(

@@ -6,7 +6,11 @@ from hashlib import blake2s
 
 import msgspec
 
-_PATH = re.compile(r"(?<![\w/.:])(?:/[^/\s'\":,;()\[\]{}<>]+)+")
+_PATH = r"(?<![\w/.:])(?:/[^/\s'\":,;()\[\]{}<>]+)+"
+_ENDS_IN_A_SENTENCE = re.compile(r"[\s'\":,;()\[\]{}<>]")
+_SENTENCES = frozenset({"text", "reason"})
+"""Fields that may begin with a path and go on with words; a text in any other field is a path as a whole."""
+_ODD_PATHS_KEPT = 1024
 
 
 class Redactor:
@@ -17,15 +21,40 @@ class Redactor:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(16)
+        self._odd: set[str] = set()
+        self._paths = re.compile(_PATH)
 
     def record(self, record: object) -> object:
         """A record, ready to be encoded, without paths."""
-        return self._walk(msgspec.to_builtins(record, builtin_types=(bytes,)))
+        plain = msgspec.to_builtins(record, builtin_types=(bytes,))
+        if self._learn(plain):
+            odd = sorted(map(re.escape, self._odd), key=len, reverse=True)
+            self._paths = re.compile("|".join([*odd, _PATH]))
+        return self._walk(plain)
+
+    def _learn(self, value: object) -> bool:
+        """Remember paths whose end no sentence would show; whether there is a new one."""
+        match value:
+            case dict():
+                return sum(self._learn_field(name, item) for name, item in value.items()) > 0
+            case list() | tuple():
+                return sum(self._learn(item) for item in value) > 0
+            case _:
+                return False
+
+    def _learn_field(self, name: object, value: object) -> bool:
+        if not isinstance(value, str):
+            return self._learn(value)
+        odd = name not in _SENTENCES and value.startswith("/") and _ENDS_IN_A_SENTENCE.search(value) is not None
+        if not odd or value in self._odd or len(self._odd) >= _ODD_PATHS_KEPT:
+            return False
+        self._odd.add(value)
+        return True
 
     def _walk(self, value: object) -> object:
         match value:
             case str():
-                return _PATH.sub(self._path, value)
+                return self._paths.sub(self._path, value)
             case dict():
                 return {key: self._walk(item) for key, item in value.items()}
             case list() | tuple():

@@ -18,6 +18,7 @@ _FIELDS = {cls.__struct_config__.tag: cls.__struct_fields__ for cls in get_args(
 _ENVELOPE = Dequeued.__struct_fields__.index("envelope")
 
 _map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_tag = msgspec.msgpack.Decoder(str | None)
 
 
 def array_head(count: int) -> bytes:
@@ -33,11 +34,11 @@ def array_of(items: list[msgspec.Raw] | list[bytes]) -> bytes:
 def upgraded(payload: bytes) -> bytes:
     """A record of version 1 as the array of one record that a frame of version 2 holds.
 
-    Raises msgspec.MsgspecError for what is no record.
+    Raises msgspec.MsgspecError, or RecursionError, for what is no record.
     """
     fields = _map.decode(payload)
     tag = fields.pop("type", msgspec.Raw(b"\xc0"))
-    names = _FIELDS.get(msgspec.msgpack.decode(tag))
+    names = _FIELDS.get(_tag.decode(tag))
     if names is None:
         raise msgspec.ValidationError(f"unknown tag {bytes(tag)!r}")
     values = _in_order(fields, names)

@@ -11,7 +11,7 @@ import msgspec
 
 from ...messages.base import Message
 from ...messages.budget import Budget
-from ...messages.failure import Code, Failure, HostWeightsError
+from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from ...messages.journal import (
     NO_BODY,
     Answered,
@@ -83,8 +83,12 @@ class Script:
         return self.difference is not None
 
     def decode(self, body: msgspec.Raw) -> Message:
-        """A recorded message."""
-        return self._decoder.decode(body)
+        """A recorded message; journal_corrupt for one that is of no known kind."""
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError) as found:
+            text = f"the journal holds a message that this version does not know: {found}"
+            raise error(Stage.RUNTIME, Code.JOURNAL_CORRUPT, text) from found
 
     def same(self, recorded: msgspec.Raw, got: Message | None) -> bool:
         """Whether a message says what was recorded; a field that came later counts as its default."""
@@ -92,7 +96,7 @@ class Script:
             return True
         try:
             return got is not None and self.decode(recorded) == got
-        except msgspec.MsgspecError:
+        except HostWeightsError:
             return False
 
     def run(self, handling: int, deadline_s: float | None) -> "Run":

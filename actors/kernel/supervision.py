@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from .contract import RestartPolicy, Strategy
 
+_MOST_DOUBLINGS = 512
+"""Of a pause, far above every limit of it; a float cannot be doubled for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Restart:
@@ -49,7 +52,7 @@ def decide(
         return after, Escalate(f"{type(crash).__name__} is not a declared transient fault")
     if len(recent) > policy.limit:
         return after, Escalate(f"it crashed {len(recent)} times in {policy.window_s:g} s, the limit is {policy.limit}")
-    pause_s = min(policy.backoff_s * 2.0 ** (len(recent) - 1), policy.backoff_limit_s)
+    pause_s = min(policy.backoff_s * 2.0 ** min(len(recent) - 1, _MOST_DOUBLINGS), policy.backoff_limit_s)
     return after, Restart(after_s=pause_s)
 
 

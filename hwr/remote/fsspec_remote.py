@@ -14,11 +14,13 @@ from ..filesystem import files
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+    from fsspec.implementations.http import HTTPFileSystem
 
 _CHUNK_BYTES: Final = 8 * 1024**2
 _DENIED: Final = frozenset({401, 403})
 _ABSENT: Final = frozenset({404, 410})
 _RANGE_REFUSED: Final = 416
+_PARTIAL: Final = 206
 
 
 class FsspecRemote:
@@ -38,10 +40,12 @@ class FsspecRemote:
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         """Exactly this range, in one request that is not repeated."""
         with self._answered("read", path):
-            data = self._cat(path, offset, offset + size_bytes)
+            is_http = self._speaks_http()
+            data = self._http(path, offset, size_bytes) if is_http else self._cat(path, offset, offset + size_bytes)
         if len(data) != size_bytes:
-            what = f"bytes {offset} to {offset + size_bytes} came as {len(data)} bytes"
-            raise self._failed(path, f"{what}: the answer was cut off or the file is shorter")
+            came = "more" if len(data) > size_bytes else len(data)
+            what = f"bytes {offset} to {offset + size_bytes} came as {came} bytes"
+            raise self._failed(path, f"{what}: the answer was cut off or the file is another one")
         return data
 
     def stream(self, path: str) -> Generator[bytes, None, None]:
@@ -62,9 +66,9 @@ class FsspecRemote:
     def read_whole(self, path: str, limit_bytes: int) -> bytes:
         """A small file, in one request."""
         with self._answered("read", path):
-            data = self._cat(path, None, None)
+            data = self._http(path, None, limit_bytes) if self._speaks_http() else self._cat(path, 0, limit_bytes + 1)
         if len(data) > limit_bytes:
-            raise self._failed(path, f"it has {len(data)} bytes, at most {limit_bytes} were expected")
+            raise self._failed(path, f"it has more than the {limit_bytes} bytes that were expected")
         return data
 
     def write(self, path: str, source_fd: int, size_bytes: int) -> None:
@@ -99,13 +103,11 @@ class FsspecRemote:
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _cat(self, path: str, start: int | None, end: int | None) -> bytes:
+    def _cat(self, path: str, start: int, end: int) -> bytes:
         from fsspec.asyn import AsyncFileSystem, sync
 
         found: object
-        if end is not None and self._speaks_http():
-            found = self._http_range(path, start or 0, end)
-        elif isinstance(self._filesystem, AsyncFileSystem):
+        if isinstance(self._filesystem, AsyncFileSystem):
             request, loop = self._filesystem._cat_file, self._filesystem.loop  # noqa: SLF001  the one call with a timeout
             found = sync(loop, request, self._full(path), start=start, end=end, timeout=self._timeout_s)
         else:
@@ -116,18 +118,21 @@ class FsspecRemote:
     def _speaks_http(self) -> bool:
         return "https" in self._filesystem.protocol
 
-    def _http_range(self, path: str, start: int, end: int) -> object:
-        """A range, or unsupported from a server that would send the whole file, of which nothing more is read."""
-        from fsspec.asyn import sync
-        from fsspec.implementations.http import HTTPFile
+    def _http(self, path: str, start: int | None, most_bytes: int) -> bytes:
+        """The file from ``start`` (None: asked for whole), at most one byte more than ``most_bytes``.
 
-        opened = self._filesystem.open(self._full(path), "rb", block_size=1, size=end, cache_type="none")
-        assert isinstance(opened, HTTPFile), type(opened)
-        try:
-            return sync(opened.loop, opened.async_fetch_range, start, end, timeout=self._timeout_s)
-        except ValueError:
-            text = f"{self._url}/{path}: the server knows no ranges"
-        raise error(Stage.REMOTE, Code.UNSUPPORTED, text, path=path)
+        Whatever the server goes on to send is not read. Raises unsupported for a server that knows no ranges.
+        """
+        from fsspec.asyn import sync
+        from fsspec.implementations.http import HTTPFileSystem
+
+        filesystem = self._filesystem
+        assert isinstance(filesystem, HTTPFileSystem), type(filesystem)
+        data = sync(filesystem.loop, _get, filesystem, self._full(path), start, most_bytes, timeout=self._timeout_s)
+        if data is None:
+            raise error(Stage.REMOTE, Code.UNSUPPORTED, f"{self._url}/{path}: the server knows no ranges", path=path)
+        assert isinstance(data, bytes), type(data)
+        return data
 
     @contextmanager
     def _answered(self, doing: str, path: str) -> Iterator[None]:
@@ -160,6 +165,28 @@ class FsspecRemote:
 
     def _failed(self, path: str, what: str) -> HostWeightsError:
         return error(Stage.REMOTE, Code.IO_ERROR, f"{self._url}/{path}: {what}", retryable=True, path=path)
+
+
+async def _get(filesystem: HTTPFileSystem, url: str, start: int | None, most_bytes: int) -> bytes | None:
+    """On the loop of fsspec: one request, and no more of its answer than what was asked for and a byte."""
+    options = dict(filesystem.kwargs)
+    headers = dict(options.pop("headers", {}))
+    if start is not None:
+        headers["Range"] = f"bytes={start}-{start + most_bytes - 1}"
+    session = await filesystem.set_session()
+    data = bytearray()
+    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
+        if answer.status == _RANGE_REFUSED:
+            return b""
+        answer.raise_for_status()
+        is_range = answer.status == _PARTIAL
+        if start and not is_range:
+            return None
+        while len(data) <= most_bytes and (piece := await answer.content.read(most_bytes + 1 - len(data))):
+            data += piece
+        if start == 0 and not is_range:
+            del data[most_bytes:]  # a whole file, of which the beginning was asked for
+    return bytes(data)
 
 
 def open_remote(policy: RemotePolicy) -> FsspecRemote:

@@ -11,6 +11,7 @@ from ..store_files import Damage
 from ..verification import Piece, check_header
 
 _MAX_HEADER_BYTES: Final = 128 * 1024**2
+_DIGEST_OF_NOTHING: Final = blake3().hexdigest()
 
 
 class StreamVerifier:
@@ -20,11 +21,16 @@ class StreamVerifier:
     """
 
     def __init__(self, file: FileEntry, pieces: Sequence[Piece], where: str) -> None:
-        """Raises Damage unless the pieces fill the file from its data section to its end, without hole or overlap."""
+        """Raises Damage unless the pieces fill the file from its data section to its end, without hole or overlap.
+
+        An empty piece, which no byte will ever confirm, must have the digest of nothing.
+        """
         end = file.data_offset
-        for offset, size, name, _ in pieces:
+        for offset, size, name, digest in pieces:
             if offset != end:
                 raise Damage(Code.MANIFEST_CORRUPT, f"{where}: {name!r} starts at {offset}, expected {end}")
+            if not size and digest != _DIGEST_OF_NOTHING:
+                raise Damage(Code.CHECKSUM_MISMATCH, f"{where}: {name!r} is empty and differs from its digest {digest}")
             end += size
         if end != file.size_bytes or file.data_offset > _MAX_HEADER_BYTES:
             text = f"{where}: {file.size_bytes} bytes with a header of {file.data_offset}, its tensors end at {end}"

@@ -70,7 +70,7 @@ def _assemble(directory: Path, models: dict[str, LoadedModel], variant: str | No
     modules = {name: model.module for name, model in models.items()}
     try:
         pipeline: object = library.DiffusionPipeline.from_pretrained(
-            directory, variant=variant, local_files_only=True, **modules
+            directory, variant=variant, local_files_only=True, use_safetensors=True, trust_remote_code=False, **modules
         )
     except Exception as failed:
         text = f"diffusers could not make the pipeline of {directory}: {type(failed).__name__}: {failed}"

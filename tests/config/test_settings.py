@@ -148,6 +148,11 @@ def test_D6_unknown_names_are_refused_with_the_nearest(
         ({"environment": {"HOSTWEIGHTS_MODE": "prefered"}}, ("HOSTWEIGHTS_MODE", "prefered")),
         ({"environment": {"HOSTWEIGHTS_PRODUCTION_ADOPT": "maybe"}}, ("HOSTWEIGHTS_PRODUCTION_ADOPT", "maybe")),
         ({"flags": {"capacity.max_store_bytes": "5 parsecs"}}, ("--capacity.max_store_bytes", "5 parsecs", "GiB")),
+        ({"flags": {"capacity.max_store_bytes": "9" * 5000}}, ("--capacity.max_store_bytes", "GiB")),
+        ({"toml": f"remote.attempts = {'9' * 5000}"}, ("hostweights.toml", "no TOML")),
+        ({"toml": 'root = "/a\\u0000b"'}, ("root", "NUL")),
+        ({"environment": {"HOSTWEIGHTS_MODE": "\udcff"}}, ("HOSTWEIGHTS_MODE", "udcff")),
+        ({"environment": {"HOSTWEIGHTS_RUNTIME_JOURNAL": "[" * 5_000}}, ("HOSTWEIGHTS_RUNTIME_JOURNAL", "no JSON")),
         ({"values": {"mode": 3}}, ("mode", "3")),
         ({"values": {"capacity": {"min_free_bytes": None}}}, ("capacity.min_free_bytes", "None")),
     ],
@@ -417,3 +422,9 @@ def test_D6_the_command_refuses_in_one_line(
 def test_D6_layers_have_an_order() -> None:
     assert [origin.value for origin in Origin][1:5] == list(LAYERS)
     assert all(first != second for first, second in pairwise(Origin))
+
+
+def test_D6_a_root_that_is_not_unicode_can_be_shown() -> None:
+    (row, *_) = read_settings(environment={"HOSTWEIGHTS_ROOT": "/srv/\udcff"}).rows
+
+    assert bytes(row.value) == b'"/srv/\\\\udcff"'

@@ -49,3 +49,11 @@ def test_T22_a_group_that_is_full_leaves_nothing_and_missing_files_limit_nothing
     assert pinnable_bytes(cgroup, tmp_path) is None
     level(tmp_path / "box", str(GIB), f"anon {2 * GIB}\n")
     assert pinnable_bytes(cgroup, tmp_path) == 0
+    level(tmp_path / "box", "plenty", "anon much\n")
+    assert pinnable_bytes(cgroup, tmp_path) is None
+
+
+def test_T22_a_group_may_have_a_name_that_is_not_unicode(cgroup: Path, tmp_path: Path) -> None:
+    cgroup.write_bytes(b"0::/b\xff\n")
+    level(tmp_path / "b\udcff", str(GIB), "anon 0\n")
+    assert pinnable_bytes(cgroup, tmp_path) == GIB - RESERVE_BYTES

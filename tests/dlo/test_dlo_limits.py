@@ -85,6 +85,9 @@ def test_T48_the_lock_limit_is_what_is_left_and_nothing_to_those_who_may_lock_an
     status.write_text("VmLck:\t       4 kB\nCapEff:\t0000000000004000\n")
     assert lock_limit(status) == LockLimit(None, 4 * 1024)
     assert lock_limit(tmp_path / "absent") == LockLimit(None, 0)
+    for odd in (b"VmLck: many kB", b"CapEff:\n\xff", b"CapEff: zz"):
+        status.write_bytes(odd)
+        assert lock_limit(status).charged_bytes == 0
 
 
 SHUTDOWN = """

@@ -70,6 +70,18 @@ class RingMachine(RuleBasedStateMachine):
             self.ring.forget(slot)
             self.bytes_of.pop(slot, None)
 
+    @precondition(lambda self: self.slots < 6)
+    @rule()
+    def grow(self) -> None:
+        self.ring.grow()
+        self.slots += 1
+
+    @rule()
+    def forget_idle(self) -> None:
+        self.ring.forget_idle()
+        held = {use.slot for use in self.open}
+        self.bytes_of = {slot: block for slot, block in self.bytes_of.items() if slot in held}
+
     @rule(completed=st.booleans())
     def forward(self, completed: bool) -> None:
         self.ring.order.begin()

@@ -75,6 +75,14 @@ def test_T06_index_that_names_a_tensor_twice_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+def test_T06_a_long_index_that_names_a_tensor_twice_is_refused_in_one_pass(tmp_path: Path) -> None:
+    """Each name compared with each other one would take minutes."""
+    pairs = ",".join(f'"k{number}":"a.safetensors"' for number in (*range(200_000), 199_999))
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map":{{{pairs}}}}}')
+    with refused(Code.SOURCE_CORRUPT, "names k199999 twice"):
+        open_checkpoint(tmp_path)
+
+
 def test_T11_key_that_is_absent_from_its_shard_is_refused(tmp_path: Path) -> None:
     sharded(tmp_path)
     save_index(tmp_path, {"a": "model-00001-of-00003.safetensors", "ghost": "model-00002-of-00003.safetensors"})

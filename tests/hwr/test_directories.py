@@ -65,7 +65,10 @@ def test_B9_pipeline_lists_components_with_weights_only(tmp_path: Path) -> None:
         "tokenizer": ["transformers", "Z"],
         "custom": ["my_module", "W"],
         "../outside": ["diffusers", "X"],
+        "..": ["diffusers", "X"],
+        "odd": [{}, "X"],
     }
+    component(tmp_path.parent, {"_class_name": "X"})
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     assert component_names(tmp_path) == ("transformer",)
     with refused(Code.SOURCE_MISSING, "vae", "it has transformer"):
@@ -79,3 +82,19 @@ def test_B2_index_may_be_named_itself(tmp_path: Path) -> None:
         save_index(tmp_path, {"w": "a.safetensors"}, name)
         checkpoint = open_checkpoint(tmp_path / name)
         assert [file.name for file in checkpoint.files] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"attn_implementation": "somebody/kernel"},
+        {"_attn_implementation": "somebody/kernel:forward"},
+        {"attn_implementation": {"": "sdpa", "text_config": "somebody/kernel"}},
+        {"text_config": {"experts_implementation": "somebody/kernel"}},
+    ],
+)
+def test_S_a_configuration_that_names_code_on_a_hub_is_refused(tmp_path: Path, entries: dict[str, object]) -> None:
+    save(tmp_path / "model.safetensors", {"w": torch.ones(2)})
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **entries}))
+    with refused(Code.UNSUPPORTED, "names code to fetch and run", "somebody/kernel"):
+        model_source(tmp_path)

@@ -143,6 +143,11 @@ def _garbage(path: Path) -> None:
     open_for_damage(path).write_bytes(b"{" * 50)
 
 
+def _nested(path: Path) -> None:
+    """Arrays in arrays, in a field that nobody knows: more of them than any parser goes into."""
+    open_for_damage(path).write_bytes(b'{"x":' + b"[" * 100_000)
+
+
 def _empty(path: Path) -> None:
     open_for_damage(path).write_bytes(b"")
 
@@ -151,7 +156,7 @@ def _huge(path: Path) -> None:
     os.truncate(open_for_damage(path), MAX_RECORD_BYTES + 1)
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, _symlink, _fifo, _directory, _garbage, _empty, _huge])
+@pytest.mark.parametrize("harm", [Path.unlink, _symlink, _fifo, _directory, _garbage, _nested, _empty, _huge])
 @pytest.mark.parametrize("name", [PAYLOAD, "manifest.json", "READY.json"])
 def test_T05_every_kind_of_wrong_file_is_condemned_and_rebuilt(
     store: LocalStore, name: str, harm: Callable[[Path], None]

@@ -46,6 +46,7 @@ def test_B4_an_error_at_any_call_is_typed_condemns_nothing_and_leaks_no_descript
 ) -> None:
     key = key_of(store)
     LOOKING[operation](store, key)
+    gc.collect()  # what earlier tests left
     before = open_descriptors()
     at, failed, reached = 1, 0, True
     while reached:

@@ -51,7 +51,12 @@ def test_A9_remote_and_unknown_file_systems_are_refused_with_the_mount_and_the_w
         pytest.param([_line(1, "/a", "nfs"), _line(2, "/a", "xfs")], "/a/b", "xfs", id="last of equal mounts"),
         pytest.param([_line(1, "/", "ext4"), _line(2, "/ab", "nfs")], "/abc", "ext4", id="whole names only"),
         pytest.param([_line(1, "/", "nfs"), _line(2, r"/a\040b\134c", "xfs")], "/a b\\c/d", "xfs", id="octal escapes"),
-        pytest.param([_line(1, "/", "tmpfs"), "", "nonsense", "1 2 3 - x"], "/a", "tmpfs", id="unknown lines"),
+        pytest.param(
+            [_line(1, "/", "tmpfs"), "", "nonsense", "1 2 3 - x", "\N{SUPERSCRIPT TWO} 1 0:1 / /a rw - nfs x rw"],
+            "/a",
+            "tmpfs",
+            id="unknown lines",
+        ),
         pytest.param(
             [_line(1, "/", "xfs"), _line(2, "/m", "overlay", options="rw,lowerdir=/l,upperdir=/u,workdir=/w")],
             "/m/store",

@@ -159,6 +159,7 @@ def test_T27_the_kernels_list_of_locks_is_read_whatever_stands_in_it() -> None:
 5: FLOCK  ADVISORY  WRITE -1 fd:00:77 0 EOF
 6: FLOCK  ADVISORY  WRITE 0 fd:00:77 0 EOF
 7: FLOCK  ADVISORY  WRITE 46 what 0 EOF
+8: FLOCK  ADVISORY  WRITE ² fd:00:77 0 EOF
 nonsense
 """
     assert parse_locks(text, 0xFD, 0, 77) == [41, 43]

@@ -37,6 +37,8 @@ def test_A15_smaps_text_is_summed_over_the_files_of_one_directory() -> None:
     )
     assert sum_areas(parse_smaps(SMAPS), "/srv/root/artifacts/b") == MappedMemory()
     assert parse_smaps("nonsense\n\nRss: 3 kB\n") == []
+    (area,) = parse_smaps(f"0-1 r--s 0 0:0 0\nRss: \N{SUPERSCRIPT TWO} kB\nPss: {'9' * 5000} kB\n")
+    assert area.bytes_by_name == {}
 
 
 def test_A15_this_processs_anonymous_memory_grows_with_a_private_buffer() -> None:

@@ -13,10 +13,22 @@ from store_kit import build, open_store, published
 
 @pytest.mark.parametrize(
     ("text", "nodes"),
-    [("0\n", (0,)), ("0-3\n", (0, 1, 2, 3)), ("0,2-3,8", (0, 2, 3, 8)), ("\n", ()), ("what", ()), ("1-x", ())],
+    [
+        ("0\n", (0,)),
+        ("0-3\n", (0, 1, 2, 3)),
+        ("0,2-3,8", (0, 2, 3, 8)),
+        ("\n", ()),
+        ("what", ()),
+        ("1-x", ()),
+        ("\N{SUPERSCRIPT TWO},5", (5,)),
+    ],
 )
 def test_A10_the_kernels_node_lists_are_read(text: str, nodes: tuple[int, ...]) -> None:
     assert parse_node_list(text) == nodes
+
+
+def test_A10_a_node_list_is_never_longer_than_a_machine_has_nodes() -> None:
+    assert len(parse_node_list("0-999999999")) == 1025
 
 
 def test_A10_a_machine_that_tells_no_nodes_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

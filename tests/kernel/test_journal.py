@@ -122,6 +122,16 @@ def test_what_is_no_journal_or_of_another_version_is_refused(tmp_path: Path) -> 
         path.write_bytes(framed([record]))
         with pytest.raises(HostWeightsError, match=text):
             read(path)
+    deep = b"\x91\x95\xafjournal.started\xa1a\x00\x00" + b"\x91" * 100_000
+    for version, payload in (
+        (3, deep),
+        (1, b"\x81\xa4type\x91\x01"),
+        (1, b"\x81\xa4type" + b"\x91" * 100_000),
+    ):
+        header = JournalHeader(version=version, package_version="1", clock_s=0.0)
+        path.write_bytes(frame(msgspec.msgpack.encode(header)) + frame(payload))
+        with pytest.raises(HostWeightsError, match="holds no known record"):
+            read(path)
     path.write_bytes(FRAME.pack(2**31, 0) + b"x")
     with pytest.raises(HostWeightsError, match="claims 2147483648 bytes"):
         read(path)

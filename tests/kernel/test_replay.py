@@ -318,6 +318,13 @@ def test_time_inside_a_handler_costs_no_time_in_a_replay() -> None:
     )
 
 
+def test_a_journal_of_messages_that_nobody_knows_is_refused() -> None:
+    """As a newer version may write them, or somebody's hand."""
+    with pytest.raises(HostWeightsError, match="does not know") as refused:
+        replay(GOLDEN / "serial.journal", "worker", create, Did)
+    assert refused.value.code is Code.JOURNAL_CORRUPT
+
+
 def test_an_actor_the_journal_does_not_name_is_refused() -> None:
     with pytest.raises(HostWeightsError, match="no record of actor 'nobody'"):
         replay(GOLDEN / "serial.journal", "nobody", create, Union)

@@ -30,6 +30,8 @@ SNAPSHOT_BYTES: Final = 8 << 20
 TIMEOUT_S: Final = 2.0
 MAX_CLIENTS: Final = 16
 _MAX_PATH: Final = 107
+_ACCEPTED_AT_ONCE: Final = 8
+"""In one turn of the loop, which everything else of the process waits for."""
 _PEER: Final = struct.Struct("3i")
 _numbers = itertools.count()
 
@@ -95,7 +97,9 @@ class Endpoint:
             raise error(Stage.RUNTIME, Code.INVALID_CONFIG, text)
         listener = self._listen()
         try:
-            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=ASK_BYTES)
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=listener, limit=ASK_BYTES, backlog=_ACCEPTED_AT_ONCE
+            )
         except BaseException:
             listener.close()
             self.path.unlink(missing_ok=True)

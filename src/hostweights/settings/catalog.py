@@ -95,11 +95,13 @@ def converted(field: Field, value: object, place: str, *, text: bool) -> object:
     """
     if isinstance(value, str) and field.name.endswith("_bytes"):
         value = _size_bytes(field.name, value, place)
+    if isinstance(value, str) and "\0" in value:
+        raise refused(f"{place} sets {field.name} to {value!r}: no setting holds a NUL", name=field.name)
     if text and isinstance(value, str) and value[:1] in ("{", "["):
         value = _json(field.name, value, place)
     try:
         return msgspec.convert(value, field.type, strict=not text)
-    except msgspec.ValidationError as found:
+    except (msgspec.ValidationError, UnicodeEncodeError) as found:
         raise refused(f"{place} sets {field.name} to {value!r}: {found}", name=field.name) from found
 
 
@@ -116,6 +118,6 @@ def _size_bytes(name: str, text: str, place: str) -> object:
 def _json(name: str, text: str, place: str) -> object:
     try:
         value: object = msgspec.json.decode(text)
-    except msgspec.DecodeError as found:
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as found:
         raise refused(f"{place} sets {name} to {text!r}, which is no JSON: {found}", name=name) from found
     return value

@@ -12,6 +12,7 @@ import msgspec
 
 from hostweights.messages.base import Record
 from hostweights.messages.config import Config
+from hostweights.messages.failure import printable
 from hostweights.settings.catalog import FIELDS, NAMES, SECTIONS, joined, refused, settled, unknown
 from hostweights.settings.combinations import refuse_wrong_combinations
 
@@ -64,7 +65,7 @@ class Settings:
         return tuple(
             Setting(
                 name=name,
-                value=msgspec.Raw(msgspec.json.encode(each.value)),
+                value=msgspec.Raw(msgspec.json.encode(_shown(each.value))),
                 origin=each.origin,
                 place=each.place,
             )
@@ -81,6 +82,11 @@ class Settings:
         set_ = {name for name, each in self._found.items() if each.origin is not Origin.DEFAULT}
         refuse_wrong_combinations(config, set_)
         return config
+
+
+def _shown(value: object) -> object:
+    """A path may hold bytes that JSON cannot."""
+    return printable(value) if isinstance(value, str) else value
 
 
 def variable_of(name: str) -> str:
@@ -156,7 +162,7 @@ def _of_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
         raise refused(f"the settings file {place} is larger than {MAX_FILE_BYTES} bytes: it is no settings file")
     try:
         table = tomllib.loads(text.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as found:
+    except (ValueError, RecursionError) as found:  # also a number of more digits than Python converts
         raise refused(f"the settings file {place} is no TOML: {found}", file=place) from found
     for name, value in _flat(table, place):
         yield name, value, place

@@ -1,0 +1,134 @@
+"""What is written down holds no secret: credentials of remotes, tokens, values of the environment, redacted paths."""
+
+import asyncio
+import http.server
+import io
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tiny_model
+from hostweights import Config, HostWeights, HostWeightsError
+from hostweights.actors.kernel.journal_redaction import Redactor
+from hostweights.messages.config import RemotePolicy, RuntimePolicy
+from hostweights.messages.failure import Code, Stage, error
+from hostweights.messages.journal import JournalPolicy
+from hostweights.observe import JsonFormatter
+
+SECRET = "s3cr3t-t0ken"  # noqa: S105  # made up
+
+
+class Telling(http.server.BaseHTTPRequestHandler):
+    """Refuses everything, and says aloud what it was given."""
+
+    heard: list[str]
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Authorization", "")
+        self.heard.append(given)
+        self.send_response(403, f"not for {given}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@contextmanager
+def telling_server() -> Iterator[tuple[str, list[str]]]:
+    Telling.heard = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Telling) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}/weights", Telling.heard
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """All that is logged on every level, as lines of JSON."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter(service="test"))
+    logger = logging.getLogger("hostweights")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield written
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+async def load(place: Path, url: str) -> list[str]:
+    """Load with a remote and a journal; what the caller was told."""
+    journal = JournalPolicy(path=str(place / "run.journal"))
+    config = Config(
+        root=str(place / "store"),
+        remote=RemotePolicy(url=url, attempts=2),
+        runtime=RuntimePolicy(journal=journal),
+    )
+    try:
+        async with HostWeights(config) as host:
+            model = await host.load(tiny_model.factory(), str(place / "model.safetensors"))
+            return [repr(model.report)]
+    except HostWeightsError as refused:
+        return [repr(refused.failure)]
+
+
+def leaks(place: Path, *texts: str) -> list[str]:
+    files = [str(path) for path in place.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    return files + [text for text in texts if SECRET in text]
+
+
+def test_S_credentials_of_a_remote_stand_in_no_journal_report_or_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: io.StringIO
+) -> None:
+    from fsspec.config import conf
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setitem(conf, "http", {"client_kwargs": {"headers": {"Authorization": f"Bearer {SECRET}"}}})
+    tiny_model.make_checkpoint(tmp_path)
+    with telling_server() as (address, heard):
+        told = asyncio.run(load(tmp_path, f"http://{address}"))
+    assert f"Bearer {SECRET}" in heard
+    assert (tmp_path / "run.journal").stat().st_size > 1000
+    assert leaks(tmp_path, *told, log.getvalue()) == []
+
+
+@pytest.mark.parametrize("url", [f"http://user:{SECRET}@127.0.0.1:9/w", f"http://127.0.0.1:9/w?token={SECRET}"])
+def test_S_a_url_with_credentials_is_refused_and_written_nowhere(tmp_path: Path, url: str, log: io.StringIO) -> None:
+    tiny_model.make_checkpoint(tmp_path)
+    told = asyncio.run(load(tmp_path, url))
+    assert Code.INVALID_CONFIG in told[0]
+    assert leaks(tmp_path, *told, log.getvalue()) == []
+
+
+@pytest.mark.parametrize("name", ["my secret model", "a,b", "it's", "(copy) [1]", "x:y", "plain"])
+def test_S_a_redacted_journal_tells_no_part_of_a_path_whatever_letters_it_has(name: str) -> None:
+    redactor = Redactor()
+    path = f"/srv/{name}/model.safetensors"
+    failed = error(Stage.SOURCE, Code.SOURCE_CORRUPT, f"{path}: the header is no JSON, see {path}", file=path, size=7)
+    first = redactor.record(failed.failure)
+    assert isinstance(first, dict)
+    text, details = first["text"], first["details"]
+    assert not any(word in f"{first}" for word in (name, "srv", "model.safetensors"))
+    assert text == f"{details['file']}: the header is no JSON, see {details['file']}"
+    assert details["size"] == "7"
+    again = redactor.record(failed.failure)
+    assert again == first
+
+
+def test_S_sentences_that_begin_with_a_path_stay_readable() -> None:
+    failed = error(Stage.SOURCE, Code.SOURCE_MISSING, "/srv/m is not a regular file", file="/srv/m")
+    written = Redactor().record(failed.failure)
+    assert isinstance(written, dict)
+    assert written["text"] == f"{written['details']['file']} is not a regular file"
+    assert "srv" not in written["text"]
