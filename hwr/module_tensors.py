@@ -99,7 +99,8 @@ def _replacement(old: torch.Tensor, tensor: torch.Tensor, kind: TensorKind) -> t
     if kind is TensorKind.BUFFER:
         return own
     parameter = nn.Parameter(own, requires_grad=False)
-    copy_attributes(old, parameter)
+    if vars(old):
+        copy_attributes(old, parameter)
     return parameter
 
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -28,19 +29,19 @@ _WORKERS: Final = os.cpu_count() or 1
 
 Piece = tuple[int, int, str, str]
 """(offset, size, name, digest) of a tensor or pad."""
-_OFFSET_AND_SIZE: Final = itemgetter(0, 1)
+_FILE_OF: Final = attrgetter("file")
 
 
 def pieces_by_file(manifest: Manifest) -> dict[str, list[Piece]]:
     """(offset, size, name, digest) of every tensor and pad of each file, in file order."""
     pad_digest = PadDigest()
     pieces: dict[str, list[Piece]] = {file.name: [] for file in manifest.files}
-    for tensor in manifest.tensors:
-        pieces[tensor.file].append((tensor.offset, tensor.size_bytes, tensor.name, tensor.digest))
+    for file, tensors in groupby(manifest.tensors, _FILE_OF):
+        pieces[file] += [(tensor.offset, tensor.size_bytes, tensor.name, tensor.digest) for tensor in tensors]
     for pad in manifest.pads:
         pieces[pad.file].append((pad.offset, pad.size_bytes, pad.name, pad_digest(pad.size_bytes)))
     for of_file in pieces.values():
-        of_file.sort(key=_OFFSET_AND_SIZE)
+        of_file.sort()
     return pieces
 
 
