@@ -271,10 +271,11 @@ def test_T20_a_large_file_maps_under_a_small_memory_limit_for_private_data() -> 
 
 
 def _model(layers: int) -> FixedProducer:
-    """Two tensors of one form outside every block, and in each block three of one form and one of its own."""
+    """Three tensors of one form outside every block, unevenly spread; in each block three of it and one of its own."""
     inside = [spec(f"{i}.{name}", (16, 8), DType.BF16, i) for i in range(layers) for name in ("k", "v", "o")]
     odd = [spec(f"{i}.odd", (i, 5), DType.F32, i) for i in range(layers)]
-    specs = [spec("first", (16, 8), DType.BF16), spec("last", (16, 8), DType.BF16)]
+    specs = [spec(name, (16, 8), DType.BF16) for name in ("first", "second", "third")]
+    specs.insert(1, spec("between", (3,), DType.U8))
     for i in range(layers):
         specs += [*inside[3 * i : 3 * i + 3], odd[i]]
     return FixedProducer(ProductionPlan(tuple(specs), tuple(f"b{i}" for i in range(layers)), (("tied", "0.v"),)))
