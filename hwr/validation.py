@@ -20,7 +20,7 @@ from .layout import tensor_size_bytes
 from .manifest_index import ManifestIndex, index_manifest
 from .packed.checks import why_wrong
 from .store_files import Damage, Place, open_member, read_at, read_record
-from .verification import check_header, check_size, pieces_by_file
+from .verification import check_header, check_size, digests_by_file
 
 _MAX_HEADER_REGION_BYTES: Final = 128 * 1024**2
 
@@ -169,7 +169,7 @@ def _corrupt(what: str) -> Damage:
 
 
 def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
-    pieces = pieces_by_file(manifest)
+    digests = digests_by_file(manifest)
     fds: dict[str, int] = {}
     with ExitStack() as undo:
         for file in manifest.files:
@@ -177,6 +177,6 @@ def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
             undo.callback(files().close, fd)
             check_size(file, files().fstat(fd).st_size, place.path)
             header = read_at(fd, 0, min(file.data_offset, _MAX_HEADER_REGION_BYTES))
-            check_header(file, header, pieces[file.name], str(place.path / file.name))
+            check_header(file, header, digests[file.name], str(place.path / file.name))
         undo.pop_all()
     return fds
