@@ -131,7 +131,7 @@ def _check_and_map(
     key_directory: Place, place: Place, lock: LockHandle, search: Search, budget: Budget
 ) -> ArtifactLease:
     checked: Checked = check_generation(place, lock.fd, search.key, search.identity)
-    mapping = ArtifactMapping(checked.manifest, place, checked.fds)
+    mapping = ArtifactMapping(checked.manifest, checked.index, place, checked.fds)
     try:
         if search.validation is Validation.FULL:
             _verify_once(key_directory, checked, mapping, search, budget)

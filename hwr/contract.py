@@ -9,7 +9,7 @@ right to map one generation, held by a kernel lock. *Producer*: writes an artifa
 not be leased any more; whoever holds it keeps it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,10 @@ class Lease(Protocol):
         Reading shares the page cache; a stray write costs this process one private page and changes no file. Aliases
         give the tensor they name. Valid until ``close``.
         """
+        ...
+
+    def all_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What ``tensor`` gives, for every name and alias but those of packed tensors, at a fraction of the cost."""
         ...
 
     def hold(self, holder: str) -> AbstractContextManager[None]:

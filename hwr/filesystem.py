@@ -14,6 +14,7 @@ from typing import Final
 from .native import start_writeback
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_BYTES: Final = 128
 
 
 class FileSystem:
@@ -109,9 +110,15 @@ class FileSystem:
     def boot_id(self) -> str:
         """Names this run of the kernel; empty where the kernel does not tell."""
         try:
-            return _BOOT_ID.read_text(encoding="utf-8").strip()
+            fd = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return ""
+        try:  # not through Python's files, which cost three times as much
+            return os.read(fd, _BOOT_ID_BYTES).decode("ascii", "replace").strip()
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
 
 
 _active: FileSystem = FileSystem()

@@ -97,6 +97,16 @@ class ArtifactLease:
         self._usable()
         return self._mapping.private(name)
 
+    def all_shared(self) -> dict[str, torch.Tensor]:
+        """``shared`` of every name but those of packed tensors, at a fraction of the cost."""
+        self._usable()
+        return self._mapping.all_shared()
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        """``tensor`` of every name but those of packed tensors, at a fraction of the cost."""
+        self._usable()
+        return self._mapping.all_private()
+
     def hold(self, holder: str) -> AbstractContextManager[None]:
         """Keep the lease from being closed during the block; ``holder`` is named when close is refused."""
         return self._held(holder)

@@ -12,6 +12,9 @@ PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 """Classes that are stored as they are."""
 
 
+_PARAMETER: Final = TensorKind.PARAMETER
+
+
 class Place(NamedTuple):
     """Where a module holds a tensor: ``name`` from the root, and the module's own table and attribute that hold it."""
 
@@ -60,9 +63,9 @@ def places(root: nn.Module, spread: Callable[[Place], Iterable[Place]] = _whole)
         table = tables["_parameters"]
         for attribute, parameter in table.items():
             if type(parameter) in PLAIN:
-                yield Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True)
+                yield Place(lead + attribute, table, attribute, _PARAMETER, True)
             elif parameter is not None:
-                yield from spread(Place(lead + attribute, table, attribute, TensorKind.PARAMETER, True))
+                yield from spread(Place(lead + attribute, table, attribute, _PARAMETER, True))
         table = tables["_buffers"]
         for attribute, buffer in table.items():
             if buffer is not None:
@@ -73,7 +76,9 @@ def places(root: nn.Module, spread: Callable[[Place], Iterable[Place]] = _whole)
                 else:
                     yield from spread(place)
         children = tables["_modules"]
-        waiting.extend((f"{lead}{name}.", children[name]) for name in reversed(children) if children[name] is not None)
+        if children:
+            below = [(f"{lead}{name}.", child) for name, child in children.items() if child is not None]
+            waiting.extend(reversed(below))
 
 
 def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
@@ -90,16 +95,16 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
             old.data = tensor
             continue
         if made is None:
-            made = tensor.data if isinstance(place, PartPlace) else _replacement(old, tensor, place.kind)
+            made = _replacement(old, tensor.data, place)  # ``detach`` and views would share the counter
         place.put(made)
 
 
-def _replacement(old: torch.Tensor, tensor: torch.Tensor, kind: TensorKind) -> torch.Tensor:
-    own = tensor.data  # ``detach`` and views would share the counter
-    if kind is TensorKind.BUFFER:
+def _replacement(old: torch.Tensor, own: torch.Tensor, place: Place) -> torch.Tensor:
+    if place.kind is not _PARAMETER or type(place) is not Place:
         return own
-    parameter = nn.Parameter(own, requires_grad=False)
-    copy_attributes(old, parameter)
+    parameter: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, own, False)  # noqa: SLF001  # half the cost
+    if vars(old):
+        copy_attributes(old, parameter)
     return parameter
 
 

@@ -26,8 +26,7 @@ ROLES: Final = {TensorKind.PARAMETER: "weight", TensorKind.BUFFER: "persistent_b
 """The role of a tensor, by its kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedTensor:
+class OwnedTensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor of the model as it is stored: C-contiguous whatever its strides in the module are, but for parts."""
 
     name: str
@@ -87,7 +86,7 @@ def collect_ownership(module: nn.Module, record: ModelRecord) -> Ownership:
 def survey(module: nn.Module, record: ModelRecord) -> Survey:
     """Walk over a model on CPU or meta, once. Raises like ``collect_ownership``."""
     groups, transient, wholes = _grouped(module)
-    tensors = tuple(place.tensor for group in (*groups.values(), wholes) for place in group)
+    tensors = tuple([place.tensor for group in (*groups.values(), wholes) for place in group])
     ownership = _ownership_of(groups, block_names(module, record), composites(wholes))
     return Survey(ownership, groups, wholes, tensors, transient)
 
@@ -98,22 +97,21 @@ def _ownership_of(
     named = {name: index for index, name in enumerate(blocks)}
     homes = {stored: _common_block(group, named) for stored, group in groups.items()}
     owning = sorted({home for home in homes.values() if home is not None})
-    renumbered = {home: index for index, home in enumerate(owning)}
+    renumbered: dict[int | None, int | None] = {home: index for index, home in enumerate(owning)}
+    forms: dict[tuple[torch.Size, torch.dtype], tuple[tuple[int, ...], DType, tuple[int, ...]]] = {}
+    """What a shape and a dtype are when stored: models have few of them."""
     owned: list[OwnedTensor] = []
     for stored, group in groups.items():
-        tensor = group[0].tensor
-        home = homes[stored]
-        owned.append(
-            OwnedTensor(
-                name=stored,
-                kind=group[0].kind,
-                role=ROLES[group[0].kind],
-                shape=tuple(tensor.shape),
-                dtype=dtype_tag(tensor.dtype, stored),
-                stride=contiguous_stride(tensor.shape) if type(group[0]) is Place else _own_stride(group[0]),
-                block=None if home is None else renumbered[home],
-            )
-        )
+        first = group[0]
+        tensor = first.tensor
+        key = (tensor.shape, tensor.dtype)
+        if key not in forms:
+            forms[key] = tuple(tensor.shape), dtype_tag(tensor.dtype, stored), contiguous_stride(tensor.shape)
+        shape, dtype, stride = forms[key]
+        if type(first) is not Place:
+            stride = _own_stride(first)
+        home = renumbered.get(homes[stored])
+        owned.append(OwnedTensor(stored, first.kind, ROLES[first.kind], shape, dtype, stride, home))
     owned.sort(key=lambda tensor: -1 if tensor.block is None else tensor.block)
     aliases = sorted((place.name, stored) for stored, group in groups.items() for place in group[1:])
     return Ownership(tuple(owned), tuple(aliases), tuple(blocks[home] for home in owning), taken_apart)
@@ -141,28 +139,32 @@ def _grouped(module: nn.Module) -> tuple[dict[str, list[Place]], tuple[Place, ..
     """What ``tensor_groups`` gives, the places of buffers that are not persistent, and those of composites."""
     transient: list[Place] = []
     groups: dict[str, list[Place]] = {}
-    stored: dict[int, list[Place]] = {}
-    """By storage, the first place of each of its tensors."""
+    alone: dict[int, Place] = {}
+    """By storage, its first place."""
+    together: dict[int, list[Place]] = {}
+    """By storage that has several places, the first place of each of its tensors."""
     wholes: list[Place] = []
     for place in stored_places(module, wholes):
-        tensor = place.tensor
+        tensor = place.table[place.attribute]
+        assert tensor is not None
         if place.persistent:
-            _check_supported(place.name, tensor)
+            if not _is_supported(tensor):
+                raise _unsupported(place.name, tensor)
         else:
             transient.append(place)
             if not _is_plain(tensor):
                 continue
-        neighbours = stored.setdefault(_storage(tensor), [])
-        first = next((other for other in neighbours if _is_one(other, place)), None) if neighbours else None
-        if first is None:
-            neighbours.append(place)
-            if place.persistent:
-                groups[place.name] = [place]
-        elif first.persistent and place.persistent:
-            groups[first.name].append(place)
-    for neighbours in stored.values():
-        if len(neighbours) > 1:
-            _refuse_overlaps(neighbours)
+        storage = _storage(tensor)
+        first: Place | None = None
+        if (other := alone.setdefault(storage, place)) is not place:
+            neighbours = together.setdefault(storage, [other])
+            first = next((known for known in neighbours if _is_one(known, place)), None)
+            if first is None:
+                neighbours.append(place)
+        if place.persistent:
+            groups.setdefault((first or place).name, []).append(place)
+    for neighbours in together.values():
+        _refuse_overlaps(neighbours)
     return groups, tuple(transient), wholes
 
 
@@ -185,17 +187,19 @@ def ownership_digest(ownership: Ownership) -> str:
     return blake3(msgspec.json.encode((*rows, ownership.composites) if ownership.composites else rows)).hexdigest()
 
 
-def _check_supported(name: str, tensor: torch.Tensor) -> None:
+def _is_supported(tensor: torch.Tensor) -> bool:
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and (tensor.is_meta or tensor.is_cpu)
+
+
+def _unsupported(name: str, tensor: torch.Tensor) -> HostWeightsError:
     if type(tensor) not in PLAIN:
         found, way_out = f"of class {type(tensor).__name__}", "load and publish a model before it is quantized or split"
     elif tensor.layout is not torch.strided:
         found, way_out = f"of layout {tensor.layout}", "make it dense"
-    elif tensor.device.type not in {"cpu", "meta"}:
-        found, way_out = f"on {tensor.device}", "build the model on the CPU"
     else:
-        return
+        found, way_out = f"on {tensor.device}", "build the model on the CPU"
     text = f"tensor {name} is {found}; expected a plain strided tensor on the CPU or on meta; {way_out}"
-    raise error(Stage.PLANNING, Code.UNSUPPORTED, text, tensor=name)
+    return error(Stage.PLANNING, Code.UNSUPPORTED, text, tensor=name)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -252,8 +256,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _common_block(group: Sequence[Place], blocks: Mapping[str, int]) -> int | None:
-    found = {_block_of(place.name, blocks) for place in group}
-    return found.pop() if len(found) == 1 else None
+    block = _block_of(group[0].name, blocks)
+    if len(group) > 1 and any(_block_of(other.name, blocks) != block for other in group):
+        return None
+    return block
 
 
 def _block_of(name: str, blocks: Mapping[str, int]) -> int | None:

@@ -15,6 +15,7 @@ from .filesystem import files
 from .json_records import encode_record
 from .lease import ArtifactLease
 from .locks import LockHandle
+from .manifest_index import ManifestIndex
 from .mapping import ArtifactMapping
 from .store_files import (
     MAX_RECORD_BYTES,
@@ -45,9 +46,11 @@ def publish(
         key_directory = undo.enter_context(opened_directory(artifacts.path / manifest.key, artifacts.fd))
         generation = take_number(key_directory)
         final = Place(staged.fd, key_directory.path / generation)
+        index = check_structure(manifest)
+        check_content(manifest)
         ready = _write_records(staged, manifest, generation)
         files().fsync(staged.fd)
-        lock, mapping = _take(final, manifest)
+        lock, mapping = _take(final, manifest, index)
         kept = undo.enter_context(ExitStack())
         kept.callback(lock.close)
         kept.callback(mapping.forget)
@@ -61,8 +64,6 @@ def publish(
 
 
 def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyMarker:
-    check_structure(manifest)
-    check_content(manifest)
     data = encode_record(manifest)
     if len(data) > MAX_RECORD_BYTES:
         raise error(
@@ -83,7 +84,7 @@ def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyM
     return ready
 
 
-def _take(final: Place, manifest: Manifest) -> tuple[LockHandle, ArtifactMapping]:
+def _take(final: Place, manifest: Manifest, index: ManifestIndex) -> tuple[LockHandle, ArtifactMapping]:
     with ExitStack() as undo:
         lock = undo.enter_context(LockHandle(READY_NAME, os.O_RDONLY, dir_fd=final.fd))
         if not lock.try_lock(exclusive=False):
@@ -94,6 +95,6 @@ def _take(final: Place, manifest: Manifest) -> tuple[LockHandle, ArtifactMapping
             fd = fds[file.name] = files().open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=final.fd)
             closing.callback(files().close, fd)
         closing.pop_all()
-        mapping = ArtifactMapping(manifest, final, fds)
+        mapping = ArtifactMapping(manifest, index, final, fds)
         undo.pop_all()
         return lock, mapping

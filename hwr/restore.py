@@ -1,6 +1,6 @@
 """Binding a model to a leased artifact: a plan that touches nothing, and one commit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -63,8 +63,9 @@ class RestorePlan:
         Meta parameters become new Parameters without gradient over the lease's private mapping; real tensors keep
         their objects and get new memory; ties are one object again; flags and non-persistent buffers stay.
 
-        Raises restore_plan_failed, with nothing touched, when the lease was closed, the model changed since the plan
-        or a commit was already made. Raises restore_commit_failed after the first write: discard the model.
+        Raises restore_plan_failed, with nothing touched, when the lease was closed or cannot be mapped, the model
+        changed since the plan or a commit was already made. Raises restore_commit_failed after the first write: discard
+        the model.
         """
         if self._committed:
             raise _refused("a restore plan commits once; make a new plan")
@@ -74,20 +75,26 @@ class RestorePlan:
         for place, tensor in zip(places, self._seen, strict=True):
             if place.table[place.attribute] is not tensor:
                 raise _refused(f"tensor {place.name} was replaced after the plan was made", place.name)
+        try:
+            stored = self._lease.all_tensors()
+        except Exception as problem:
+            raise _refused(f"lease {self._lease.lease_id} gave no tensors: {problem}") from problem
         self._committed = True
-        self._bind_all()
+        self._bind_all(stored)
         if self._validator is not None:
             try:
                 self._validator(self._module)
             except Exception as problem:
                 raise _failed(f"the model's validator refused it: {problem}") from problem
 
-    def _bind_all(self) -> None:
+    def _bind_all(self, stored: Mapping[str, torch.Tensor]) -> None:
         name = ""
         try:
             waiting = self._waiting()
             for name, group in self._groups.items():
-                if name in waiting:
+                if name in stored:
+                    bind(group, stored[name])
+                elif name in waiting:
                     put_pending(group, *waiting[name])
                 else:
                     bind(group, self._lease.tensor(name))

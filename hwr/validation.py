@@ -1,13 +1,15 @@
 """Deciding whether a generation on disk is what was published, without reading its payload."""
 
 import stat
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import gcd
 from typing import Final
 
 from blake3 import blake3
 
-from ..messages.dtypes import ITEM_SIZE_BYTES, DType
+from ..messages.dtypes import ITEM_SIZE_BYTES
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import BlockEntry, FileEntry, Manifest, PadEntry, ReadyMarker, TensorEntry
@@ -15,9 +17,10 @@ from .catalog import MANIFEST_NAME, READY_NAME
 from .filesystem import files
 from .json_records import decode_record
 from .layout import tensor_size_bytes
+from .manifest_index import ManifestIndex, index_manifest
 from .packed.checks import why_wrong
 from .store_files import Damage, Place, open_member, read_at, read_record
-from .verification import check_header, check_size, pieces_by_file
+from .verification import check_header, check_size, digests_by_file
 
 _MAX_HEADER_REGION_BYTES: Final = 128 * 1024**2
 
@@ -28,6 +31,7 @@ class Checked:
 
     ready: ReadyMarker
     manifest: Manifest
+    index: ManifestIndex
     fds: dict[str, int]
 
 
@@ -51,8 +55,8 @@ def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactId
             "both are kept for inspection",
             directory=place.path,
         )
-    check_structure(manifest)
-    return Checked(ready, manifest, _open_payload(place, manifest))
+    index = check_structure(manifest)
+    return Checked(ready, manifest, index, _open_payload(place, manifest))
 
 
 def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
@@ -84,12 +88,15 @@ def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
     return decode_record(data, Manifest, path)
 
 
-def check_structure(manifest: Manifest) -> None:
+def check_structure(manifest: Manifest) -> ManifestIndex:
     """Raise Damage unless every range lies in its file and every tensor, block and alias can be handed out."""
     files = {file.name: file for file in manifest.files}
     if len(files) != len(manifest.files):
         raise _corrupt("a file stands twice")
-    _check_tensors(manifest.tensors, files)
+    index = index_manifest(manifest)
+    for (file, _, _, dtype), tensors in index.by_form.items():
+        _check_tensors(tensors, files.get(file), ITEM_SIZE_BYTES[dtype])
+    _check_digests(manifest.tensors)
     parts: tuple[BlockEntry | PadEntry, ...] = (*manifest.blocks, *manifest.pads)
     for part in parts:
         found = files.get(part.file)
@@ -97,26 +104,31 @@ def check_structure(manifest: Manifest) -> None:
             raise _outside(part, part.size_bytes)
     if (problem := why_wrong(manifest)) is not None:
         raise _corrupt(problem)
-    names = {tensor.name for tensor in manifest.tensors} | {tensor.name for tensor in manifest.packed}
+    names = index.by_name.keys() | {tensor.name for tensor in manifest.packed} if manifest.packed else index.by_name
     held = len(manifest.tensors) + len(manifest.packed)
     if len(names) != held or any(alias.target not in names for alias in manifest.aliases):
         raise _corrupt("a tensor stands twice or an alias names nothing")
+    return index
 
 
-def _check_tensors(tensors: tuple[TensorEntry, ...], files: dict[str, FileEntry]) -> None:
-    """Every acquire comes through here for every tensor; models have few forms, so that each is worked out once."""
-    known: dict[tuple[tuple[int, ...], tuple[int, ...], DType], tuple[int, int]] = {}
-    for tensor in tensors:
-        form = (tensor.shape, tensor.stride, tensor.dtype)
-        size_and_item = known.get(form)
-        if size_and_item is None:
-            size_and_item = known[form] = _check_form(tensor)
-        size_bytes, item = size_and_item
-        if tensor.size_bytes != size_bytes or tensor.offset % item:
-            raise _corrupt(f"tensor {tensor.name!r} has {tensor.size_bytes} bytes at {tensor.offset}")
-        found = files.get(tensor.file)
-        if found is None or tensor.offset < found.data_offset or tensor.offset + size_bytes > found.size_bytes:
-            raise _outside(tensor, size_bytes)
+def _check_tensors(tensors: Sequence[TensorEntry], file: FileEntry | None, item: int) -> None:
+    """Check tensors of one form; every acquire comes through here for every tensor, so all together, then one by one.
+
+    What the form decides is asked of the first one.
+    """
+    size_bytes = _check_form(tensors[0])
+    offsets = [tensor.offset for tensor in tensors]
+    if {tensor.size_bytes for tensor in tensors} != {size_bytes} or gcd(item, *offsets) != item:
+        wrong = next(tensor for tensor in tensors if tensor.size_bytes != size_bytes or tensor.offset % item)
+        raise _corrupt(f"tensor {wrong.name!r} has {wrong.size_bytes} bytes at {wrong.offset}")
+    if file is None:
+        raise _outside(tensors[0], size_bytes)
+    if min(offsets) < file.data_offset or max(offsets) + size_bytes > file.size_bytes:
+        inside = range(file.data_offset, file.size_bytes - size_bytes + 1)
+        raise _outside(next(tensor for tensor in tensors if tensor.offset not in inside), size_bytes)
+
+
+def _check_digests(tensors: Sequence[TensorEntry]) -> None:
     digests = "".join([tensor.digest for tensor in tensors])
     try:
         are_digests = bytes.fromhex(digests).hex() == digests
@@ -126,12 +138,12 @@ def _check_tensors(tensors: tuple[TensorEntry, ...], files: dict[str, FileEntry]
         raise _corrupt("a tensor's digest is not lower-case hexadecimal")
 
 
-def _check_form(tensor: TensorEntry) -> tuple[int, int]:
-    """The bytes that a tensor of this form has, and those of one item."""
-    item, size_bytes = ITEM_SIZE_BYTES[tensor.dtype], tensor_size_bytes(tensor.shape, tensor.dtype)
-    if _reach(tensor.shape, tensor.stride) * item > size_bytes:
+def _check_form(tensor: TensorEntry) -> int:
+    """The bytes that a tensor of this form has."""
+    size_bytes = tensor_size_bytes(tensor.shape, tensor.dtype)
+    if _reach(tensor.shape, tensor.stride) * ITEM_SIZE_BYTES[tensor.dtype] > size_bytes:
         raise _corrupt(f"tensor {tensor.name!r} reaches past its bytes with stride {tensor.stride}")
-    return size_bytes, item
+    return size_bytes
 
 
 def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -157,7 +169,7 @@ def _corrupt(what: str) -> Damage:
 
 
 def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
-    pieces = pieces_by_file(manifest)
+    digests = digests_by_file(manifest)
     fds: dict[str, int] = {}
     with ExitStack() as undo:
         for file in manifest.files:
@@ -165,6 +177,6 @@ def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
             undo.callback(files().close, fd)
             check_size(file, files().fstat(fd).st_size, place.path)
             header = read_at(fd, 0, min(file.data_offset, _MAX_HEADER_REGION_BYTES))
-            check_header(file, header, pieces[file.name], str(place.path / file.name))
+            check_header(file, header, digests[file.name], str(place.path / file.name))
         undo.pop_all()
     return fds

@@ -5,6 +5,8 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Self
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from benchmarks.store.inputs import Tensors, look_up, publish, random_tensors, remove_all
 from benchmarks.store.peers import tensorizer_save
 from benchmarks.store.timing import Measured, measure
+from hostweights.hwr import writer
 from hostweights.hwr.native import address_view, start_writeback
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import Validation
@@ -19,9 +22,11 @@ from hostweights.messages.config import Validation
 PLAIN, EARLY, DIRECT = "write + fsync", "write + early writeback + fsync", "O_DIRECT write + fsync"
 SAVED, SAVED_SYNCED = "safetensors save_file", "safetensors save_file + fsync"
 TORCH_SYNCED, TENSORIZER_SYNCED = "torch.save + fsync", "tensorizer write_state_dict + fsync"
+UNHASHED = "hostweights publish, nothing hashed"
 PUBLISHED, PUBLISHED_AND_MAPPED = "hostweights publish", "hostweights publish, acquire, touch all pages"
 CHUNK_BYTES = 16 * 1024**2
 SMALLEST_ROUNDS = 25
+CPU_ROUNDS = 3
 
 
 def publishing(base: Path, store: LocalStore, producer: Tensors) -> Measured:
@@ -39,6 +44,10 @@ def publishing(base: Path, store: LocalStore, producer: Tensors) -> Measured:
         for name in producer.tensors:
             lease.shared(name)[::4096].sum()
         lease.close()
+
+    def publish_unhashed() -> None:
+        with patch.object(writer, "TensorDigest", _NoDigest):
+            publish(store, "large", producer).close()
 
     def torch_save() -> None:
         torch.save(producer.tensors, path)
@@ -61,6 +70,7 @@ def publishing(base: Path, store: LocalStore, producer: Tensors) -> Measured:
             EARLY: lambda: plain_write(path, producer, writeback=True),
             DIRECT: lambda: direct_write(path, producer),
             PUBLISHED: lambda: publish(store, "large", producer).close(),
+            UNHASHED: publish_unhashed,
             SAVED_SYNCED: save_synced,
             SAVED: save,
             TORCH_SYNCED: torch_save,
@@ -70,6 +80,34 @@ def publishing(base: Path, store: LocalStore, producer: Tensors) -> Measured:
         after=clean,
         optional=frozenset({DIRECT, TENSORIZER_SYNCED}),
     )
+
+
+class _NoDigest:
+    """In the place of the writer's digest."""
+
+    def feed(self, chunk: memoryview) -> None:
+        """Look at nothing."""
+
+    def finish(self) -> str:
+        """No digest."""
+        return "00" * 32
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+def cpu_s_per_gib(store: LocalStore, producer: Tensors) -> float:
+    """Processor seconds of this process that publishing takes, median."""
+    spent: list[float] = []
+    for _ in range(CPU_ROUNDS):
+        begin = time.process_time()
+        publish(store, "large", producer).close()
+        spent.append(time.process_time() - begin)
+        remove_all(store)
+    return statistics.median(spent) / (producer.size_bytes / 1024**3)
 
 
 def plain_write(path: Path, producer: Tensors, *, writeback: bool) -> None:

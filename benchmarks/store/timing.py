@@ -50,6 +50,7 @@ def measure(
     before: Callable[[], None] = lambda: None,
     after: Callable[[], None] = lambda: None,
     optional: frozenset[str] = frozenset(),
+    rounds: int = ROUNDS,
 ) -> Measured:
     """Time all variants in turn; the first round warms up, and an ``optional`` variant that fails in it is left out.
 
@@ -66,7 +67,7 @@ def measure(
             absent[name] = f"{type(failure).__name__}: {str(failure)[:200]}"
         else:
             seconds[name] = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, spent in seconds.items():
             spent.append(_timed(variants[name], before, after))
     return Measured(seconds, absent)

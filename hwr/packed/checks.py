@@ -10,10 +10,12 @@ from ..dtypes import contiguous_stride
 
 def why_wrong(manifest: Manifest) -> str | None:
     """What contradicts the packed format, naming the tensor; None if nothing does."""
-    entries = {entry.name: entry for entry in manifest.tensors}
     if bool(manifest.packed) != (manifest.schema == PACKED_MANIFEST_SCHEMA):
         return f"schema {manifest.schema} with {len(manifest.packed)} packed tensors"
-    unclaimed = {name for name in entries if name.startswith(PART_MARK)} if manifest.packed else set()
+    if not manifest.packed:
+        return None
+    entries = {entry.name: entry for entry in manifest.tensors}
+    unclaimed = {name for name in entries if name.startswith(PART_MARK)}
     for packed in manifest.packed:
         problem = _why_wrong(packed, entries, unclaimed)
         if problem is not None:

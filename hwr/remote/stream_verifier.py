@@ -8,7 +8,7 @@ from blake3 import blake3
 from ...messages.failure import Code
 from ...messages.manifest import FileEntry
 from ..store_files import Damage
-from ..verification import Piece, check_header
+from ..verification import Piece, check_header, digests_of
 
 _MAX_HEADER_BYTES: Final = 128 * 1024**2
 _DIGEST_OF_NOTHING: Final = blake3().hexdigest()
@@ -70,7 +70,7 @@ class StreamVerifier:
 
     def _finish(self, in_header: bool) -> None:
         if in_header:
-            check_header(self._file, bytes(self._header), list(self._pieces), self._where)
+            check_header(self._file, bytes(self._header), digests_of(self._pieces), self._where)
         else:
             offset, size, name, digest = self._pieces[self._next]
             if self._hasher.hexdigest() != digest:

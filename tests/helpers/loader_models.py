@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -237,6 +237,9 @@ class MemoryLease:
     def tensor(self, name: str) -> torch.Tensor:
         return self.shared(name).view_as(self.shared(name))
 
+    def all_tensors(self) -> Mapping[str, torch.Tensor]:
+        return _Asking(self.tensor, [*self._tensors, *self._aliases])
+
     @contextmanager
     def hold(self, holder: str) -> Iterator[None]:  # noqa: ARG002  # nothing closes it meanwhile
         yield
@@ -246,6 +249,28 @@ class MemoryLease:
 
     def close(self) -> None:
         self._closed = True
+
+
+class _Asking(Mapping[str, torch.Tensor]):
+    """Asks for a tensor when it is looked up."""
+
+    def __init__(self, ask: Callable[[str], torch.Tensor], names: Collection[str]) -> None:
+        self._ask = ask
+        self._names = names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._ask(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class FailingLease(MemoryLease):

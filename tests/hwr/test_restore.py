@@ -1,7 +1,7 @@
 """Restoring a skeleton from a lease, and adopting a lease in a live model."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
@@ -229,6 +229,20 @@ def test_B6_fault_in_the_middle_of_commit_discards_the_model(at: int) -> None:
     with refused(Code.RESTORE_PLAN_FAILED, "once"):
         plan.commit()
     plan_restore(build_skeleton(Mixed), RECORD, leased(live())).commit()
+
+
+class UnmappableLease(MemoryLease):
+    def all_tensors(self) -> Mapping[str, torch.Tensor]:
+        raise OSError("no memory to map it")
+
+
+def test_B6_lease_that_cannot_be_mapped_leaves_the_skeleton_untouched() -> None:
+    skeleton = build_skeleton(Mixed)
+    plan = plan_restore(skeleton, RECORD, leased(live(), kind=UnmappableLease))
+    with refused(Code.RESTORE_PLAN_FAILED, "no memory to map it"):
+        plan.commit()
+    assert not plan.committed
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
 
 
 def test_B6_validator_sees_the_bound_model_and_its_refusal_discards_it() -> None:

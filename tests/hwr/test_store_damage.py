@@ -192,6 +192,7 @@ def _rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
         lambda m: m["tensors"][1].update(offset=m["tensors"][1]["offset"] + 2),
         lambda m: m["tensors"][1].update(shape=[2**33, 2**33]),
         lambda m: m["tensors"][1].update(shape=[1000, 1000]),
+        lambda m: m["tensors"][1].update(size_bytes=m["tensors"][1]["size_bytes"] - 4),
         lambda m: m["tensors"][1].update(stride=[2**40, 1]),
         lambda m: m["tensors"][1].update(stride=[1]),
         lambda m: m["tensors"][1].update(digest="x" * 64),

@@ -9,12 +9,14 @@ import torch
 
 from child_kit import Child, run_child
 from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.contract import TensorSpec
+from hostweights.hwr.contract import ProductionPlan, TensorSpec
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.store import LocalStore
+from hostweights.messages.dtypes import DType
 from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import (
     SPECS,
+    FixedProducer,
     assert_right_values,
     build,
     hit,
@@ -23,6 +25,7 @@ from store_kit import (
     open_store,
     published,
     same_bytes,
+    spec,
 )
 
 
@@ -265,3 +268,49 @@ def test_T20_a_large_file_maps_under_a_small_memory_limit_for_private_data() -> 
                 say(failure.code)
     """
     assert run_child(code) == "io_error"
+
+
+def _model(layers: int) -> FixedProducer:
+    """Three tensors of one form outside every block, unevenly spread; in each block three of it and one of its own."""
+    inside = [spec(f"{i}.{name}", (16, 8), DType.BF16, i) for i in range(layers) for name in ("k", "v", "o")]
+    odd = [spec(f"{i}.odd", (i, 5), DType.F32, i) for i in range(layers)]
+    specs = [spec(name, (16, 8), DType.BF16) for name in ("first", "second", "third")]
+    specs.insert(1, spec("between", (3,), DType.U8))
+    for i in range(layers):
+        specs += [*inside[3 * i : 3 * i + 3], odd[i]]
+    return FixedProducer(ProductionPlan(tuple(specs), tuple(f"b{i}" for i in range(layers)), (("tied", "0.v"),)))
+
+
+@pytest.mark.parametrize("producer", [FixedProducer(), _model(1), _model(7)])
+def test_A6_all_tensors_at_once_are_those_that_are_asked_for_one_by_one(
+    store: LocalStore, producer: FixedProducer
+) -> None:
+    build(store, producer)
+    lease = hit(store)
+    names = [entry.name for entry in lease.manifest.tensors] + [alias.name for alias in lease.manifest.aliases]
+    for all_of_them, one in ((lease.all_shared(), lease.shared), (lease.all_tensors(), lease.tensor)):
+        assert all_of_them.keys() == set(names)
+        for name, found in all_of_them.items():
+            wanted = one(name)
+            assert found.data_ptr() == wanted.data_ptr()
+            assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+            assert same_bytes(found, wanted)
+    lease.close()
+    for closed in (lease.all_shared, lease.all_tensors):
+        with pytest.raises(HostWeightsError) as caught:
+            closed()
+        assert caught.value.code is Code.LEASE_UNKNOWN
+
+
+def test_T19_views_made_at_once_keep_their_pages_after_the_close(store: LocalStore) -> None:
+    lease = published(store)
+    directory, found = lease.directory, lease.all_tensors()
+    assert _mapped(directory) == 2
+    lease.close()
+    last = found["head"]
+    del found, lease
+    assert _mapped(directory) == 1
+    assert same_bytes(last, make_tensor(_spec("head")))
+    del last
+    gc.collect()
+    assert _mapped(directory) == 0

@@ -93,6 +93,7 @@ def test_C12_every_tensor_of_a_packed_artifact_comes_back_by_its_name_or_alias(t
             assert raw_bytes(found) == raw_bytes(wanted), of.name
             assert found.stride() == wanted.stride()
     assert raw_bytes(lease.tensor("tied")) == raw_bytes(lease.tensor("blocks.1.weight"))
+    assert lease.all_tensors().keys().isdisjoint({"tied", *(entry.name for entry in lease.manifest.packed)})
     lease.verify(PlainBudget())
     lease.close()
 
