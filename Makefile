@@ -17,7 +17,7 @@ test: $(VENV)/test-ready
 	$(BIN)/pytest
 
 # Everything that needs no GPU, a quarter of an hour on a quiet machine with two cores. SUITES and MACHINE can be given.
-SUITES ?= actors store loader memory startup scale stream-cpu remote
+SUITES ?= actors kernel store loader memory startup scale stream-cpu remote
 MACHINE ?= $(shell uname -n)
 bench: $(VENV)/bench-ready
 	failed=; for suite in $(SUITES); do \

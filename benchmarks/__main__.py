@@ -23,7 +23,7 @@ from benchmarks.results_format import KEEPER, Results, quick
 
 HERE = Path(__file__).parent
 SUITES = (
-    *("actors", "allgather", "fp8", "loader", "memory", "packed", "remote", "scale", "startup", "store"),
+    *("actors", "allgather", "fp8", "kernel", "loader", "memory", "packed", "remote", "scale", "startup", "store"),
     *("stream_cpu", "stream_flux", "stream_gpu"),
 )
 PACKAGES = ("hostweights", "torch", "msgspec", "cupy-cuda13x", "cupy-cuda12x", "diffusers", "accelerate", "torchao")
