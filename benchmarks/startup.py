@@ -24,7 +24,7 @@ from hostweights.demo.encoder import Encoder, read_config
 from hostweights.demo.weights import find_model
 
 Row = dict[str, object]
-ROUNDS = 5
+ROUNDS = 3
 IMPORT_S = 0.25
 _SETTLED_S = 2.1
 _IMPORTS = {

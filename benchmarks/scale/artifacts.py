@@ -1,4 +1,7 @@
-"""What a store of many artifacts costs: a lookup that misses, an acquire, a list, its account, one publication more.
+"""What a store of many artifacts costs.
+
+A lookup that misses, an acquire, opening the store, a list, its account, a collection that finds nothing, and one
+publication more.
 
 The artifacts are published in small stores of their own and moved over, since publishing is what this measures: a
 generation is a directory that knows nothing of its store, and an account that is not there is counted anew.
@@ -77,5 +80,6 @@ def _of(store: LocalStore, count: int) -> Iterator[Row]:
         yield point("artifacts", cost, count, timed(call, least=25, most=200, within_s=0.5))
     yield point("artifacts", "list", count, timed(store.list_stored, most=9))
     yield point("artifacts", "account", count, timed(lambda: store.usage(budget), most=9))
+    yield point("artifacts", "collect, nothing to collect", count, timed(lambda: store.collect(budget), most=5))
     more = timed(lambda: kept.append(publish(store, _ONE_MORE, producer)), after=take_out, least=5, most=15)
     yield point("artifacts", "publish one more", count, more)

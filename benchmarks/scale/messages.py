@@ -3,11 +3,10 @@
 import asyncio
 import gc
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.repeats import Timed
+from benchmarks.repeats import Stopwatch, Timed
 from benchmarks.scale.points import Row, message_counts, point
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
 from hostweights.messages.base import Message
@@ -75,9 +74,9 @@ async def _of(count: int, cost: str) -> tuple[float, int]:
 
         await send(2_000)
         gc.collect()
-        before, began_s = _anonymous_bytes(), time.perf_counter()
+        before, stopwatch = _anonymous_bytes(), Stopwatch()
         await send(count)
-        seconds = time.perf_counter() - began_s
+        seconds = stopwatch.passed_s()
         gc.collect()
         return seconds, _anonymous_bytes() - before
 

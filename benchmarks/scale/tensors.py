@@ -20,6 +20,7 @@ from hostweights.messages.config import Validation, WaitPolicy
 
 _BAG = 100
 _ELEMENTS = 16
+_MANY = 10_000
 
 
 class Bag(nn.Module):
@@ -76,18 +77,19 @@ def _of(count: int, folder: Path) -> Iterator[Row]:
         assert isinstance(lease, ArtifactLease)
         kept.append(lease)
 
-    yield point("tensors", "publish", count, timed(publish, after=take_out))
+    least = 1 if count > _MANY else 3  # more than that, and each of them takes seconds
+    yield point("tensors", "publish", count, timed(publish, after=take_out, least=least))
     publish()
     kept.pop().close()
     yield point("tensors", "acquire", count, timed(acquire, after=lambda: kept.pop().close()))
     acquire()
     (lease,) = kept
-    modules = [build() for _ in range(4)]  # one to warm up, and three
+    modules = [build() for _ in range(least + 1)]  # one to warm up
 
     def bind() -> None:
         target = modules.pop()
         plan_restore(target, record, lease, survey(target, record)).commit()
 
-    yield point("tensors", "survey and bind", count, timed(bind, least=3, most=3))
+    yield point("tensors", "survey and bind", count, timed(bind, least=least, most=least))
     lease.close()
     store.close()
