@@ -1,12 +1,15 @@
 """Repeating a call: warmed up once, then a median and its spread.
 
 The shorter of the wall time and the process's CPU time counts: a machine that others use takes time away, and threads
-that work beside each other use more CPU time than passes. It is for calls that wait for no device.
+that work beside each other use more CPU time than passes. It is for calls that wait for no device. Python's collector
+is off meanwhile, as in timeit: it walks over all that other libraries have, in steps that hide how a cost grows.
 """
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -64,10 +67,21 @@ def timed(
     call()
     after()
     seconds: list[float] = []
-    began_s = time.perf_counter()
-    while len(seconds) < least or (len(seconds) < most and time.perf_counter() - began_s < within_s):
-        stopwatch = Stopwatch()
-        call()
-        seconds.append(stopwatch.passed_s())
-        after()
+    with _collector_off():
+        began_s = time.perf_counter()
+        while len(seconds) < least or (len(seconds) < most and time.perf_counter() - began_s < within_s):
+            stopwatch = Stopwatch()
+            call()
+            seconds.append(stopwatch.passed_s())
+            after()
     return Timed(tuple(seconds))
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

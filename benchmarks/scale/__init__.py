@@ -21,6 +21,8 @@ _ROOM_BYTES = 2 << 30
 _KEPT_BYTES = 1 << 20
 _FROM = {("blocks", "streamed forward"): 10}
 """Fewer blocks than slots all stay where they are, and nothing is streamed."""
+_FLOORS = ("resident forward",)
+"""Nothing of ours is in them."""
 _INDEPENDENT = ("lookup that misses", "acquire", "open the store")
 
 
@@ -54,6 +56,8 @@ def goals(rows: list[Row]) -> list[Goal]:
     """Slopes, what must stay the same, and what must be shared or freed."""
     found: list[Goal] = []
     for (group, cost), every in lines(rows).items():
+        if cost in _FLOORS:
+            continue
         points = [at for at in every if (group, cost) not in _FROM or at[0] >= _FROM[group, cost]]
         first, last = points[0], points[-1]
         shown = f"{first[1]:.3g} ms at {first[0]:,.0f}, {last[1]:.3g} ms at {last[0]:,.0f}"

@@ -1,5 +1,6 @@
 """The harness of the repository's benchmarks: its arithmetic, its pages and its pictures. Nothing is timed."""
 
+import gc
 import importlib
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -72,11 +74,17 @@ def test_repeats_have_a_median_and_the_width_of_their_middle_half() -> None:
 def test_a_call_is_warmed_up_and_repeated_so_often_at_least() -> None:
     calls: list[str] = []
 
-    timed = module("repeats").timed(
-        lambda: calls.append("call"), after=lambda: calls.append("after"), within_s=0.0, least=3
-    )
+    collecting: list[bool] = []
+
+    def call() -> None:
+        calls.append("call")
+        collecting.append(gc.isenabled())
+
+    timed = module("repeats").timed(call, after=lambda: calls.append("after"), within_s=0.0, least=3)
 
     assert calls == ["call", "after"] * 4
+    assert collecting == [True, False, False, False]
+    assert gc.isenabled()
     assert len(timed.seconds) == 3
 
 
@@ -145,6 +153,40 @@ def test_what_a_retained_load_costs_is_counted_once_allocators_have_settled() ->
     rows = [{"way": "w", "private_bytes": each} for each in (900, 100, 110, 120)]
 
     assert module("retention").growth(rows, "w") == 10
+
+
+def test_a_start_is_held_against_its_pair_round_by_round() -> None:
+    startup = module("startup")
+    model = startup.Started("M", Path("m"), ("ours", "theirs"), (("ours", "theirs"),))
+    starts = {
+        "ours": [startup.Start({"load": 1.0, "forward": 1.0}, [1.0]), startup.Start({"load": 30.0}, [1.0])],
+        "theirs": [startup.Start({"load": 4.0}, [1.0]), startup.Start({"load": 30.0}, [2.0])],
+    }
+
+    start, equal = startup._goals(model, starts)
+
+    assert (start["id"], start["value"], start["met"]) == ("start: M, ours / theirs", 0.75, True)
+    assert start["peer"] == "theirs, 17.000 s"
+    assert not equal["met"]
+
+
+def test_a_streamed_forward_is_held_against_the_larger_of_computing_and_copying() -> None:
+    stream = module("stream_cpu")
+    seconds = {
+        stream.RESIDENT: [1.0, 2.0],
+        stream.COPIES: [2.0, 1.0],
+        stream.STREAMED: [3.0, 3.0],
+        stream.DISK: [6.0, 6.0],
+    }
+    same = torch.ones(2)
+    outputs = {stream.RESIDENT: same, stream.MAPPED: same.clone(), stream.STREAMED: same + 1}
+
+    goals = {goal["id"]: goal for goal in stream._goals(16, (seconds, outputs))}
+
+    assert goals["limit-16"]["value"] == 1.5
+    assert goals["overlap-16"]["value"] == 1.0
+    assert goals["faster-16: accelerate disk_offload"]["value"] == 2.0
+    assert not goals["equal-16"]["met"]
 
 
 @pytest.mark.parametrize("name", ["stream-cpu", "stream_cpu", "memory"])
