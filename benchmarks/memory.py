@@ -1,21 +1,31 @@
-"""Suite ``memory``: what 1, 2 and 4 workers of one model cost, beside what plain loaders cost, in one run.
+"""Suite ``memory``: what 1, 2, 4 and 8 workers of one model cost, beside what plain loaders cost, in one run.
 
-Memory is anonymous bytes (which no process can share) and PSS (a page shared by n processes counts 1/n), both as
-growth over the process's own baseline, while all workers live.
+Memory is anonymous bytes (which no process can share), PSS (a page shared by n processes counts 1/n), what others map
+too, and the most resident bytes while loading, all as growth over the process's own baseline, while all workers live.
+The rows of ``retention`` show one process that loads the model again and again: see benchmarks/retention.py.
+Peers are what benchmarks/requirements-memory.txt installs; what is absent is left out.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.memory_worker import LOADERS
-from benchmarks.results_format import Goal, Results
+import torch
+from safetensors.torch import load_file
+
+from benchmarks import retention
+from benchmarks.memory_worker import LOADERS, PRETRAINED, TORCH_FILE
+from benchmarks.results_format import KEEPER, Goal, Results, at_most, quick
+from hostweights.demo.weights import WEIGHTS, find_model
 
 Row = dict[str, object]
 
-WORKERS = (1, 2, 4)
+WORKERS = (1, 2, 4, 8)
+RETAINED_BYTES = 1 << 20
+VIEW_SHARE = 0.05
 
 
 def run() -> Results:
@@ -23,9 +33,18 @@ def run() -> Results:
     with tempfile.TemporaryDirectory(prefix="hostweights-bench-") as directory:
         root = Path(directory) / "store"
         demo = _demo(root)
-        rows = [_row(loader, workers, root) for workers in WORKERS for loader in LOADERS]
+        weights = find_model(None) / WEIGHTS
+        torch.save(load_file(weights), root.parent / TORCH_FILE)
+        loaders = [name for name in LOADERS if name != PRETRAINED or find_spec("transformers") is not None]
+        rows: list[Row] = []
+        for workers in WORKERS[:2] if quick() else WORKERS:
+            for loader in loaders:
+                rows.append(_row(loader, workers, root))
+                KEEPER.keep({"rows": rows, "goals": []})
+        retained = retention.rows(root, 4 if quick() else retention.ITERATIONS)
         _writable(root)
-    return {"rows": [*rows, *_demo_rows(demo)], "goals": _goals(demo)}
+        goals = [*_goals(demo), *_retention_goals(retained, weights.stat().st_size)]
+    return {"rows": [*rows, *_demo_rows(demo), *retained], "goals": goals}
 
 
 def _demo(root: Path) -> dict[str, object]:
@@ -52,6 +71,8 @@ def _row(loader: str, workers: int, root: Path) -> Row:
         "workers": workers,
         "pss_bytes_total": sum(each["pss_bytes"] for each in measured),
         "private_bytes_total": sum(each["private_bytes"] for each in measured),
+        "shared_bytes_median": sorted(each["shared_bytes"] for each in measured)[workers // 2],
+        "peak_bytes_median": sorted(each["peak_bytes"] for each in measured)[workers // 2],
         "anonymous_in_mapping": sum(each["anonymous_in_mapping"] for each in measured),
         "load_s_median": sorted(each["load_s"] for each in loads)[workers // 2],
     }
@@ -101,4 +122,21 @@ def _goals(demo: dict[str, object]) -> list[Goal]:
         ),
         Goal(id="anonymous", goal="0 anonymous bytes in the mapping", value=anonymous, met=anonymous == 0),
         Goal(id="freed", goal=">= 0.95 of the block bytes freed by adoption", value=freed, met=freed >= 0.95),
+    ]
+
+
+def _retention_goals(rows: list[Row], weights_bytes: int) -> list[Goal]:
+    """Of views: loading again and again leaves nothing behind, and one more model of the same weights costs no copy."""
+    dropped = retention.growth(rows, retention.VIEWS_DROPPED)
+    copied = retention.growth(rows, retention.COPIES_KEPT) / weights_bytes
+    kept = retention.growth(rows, retention.VIEWS_KEPT) / weights_bytes
+    return [
+        at_most("retention: dropped", RETAINED_BYTES, dropped, "private bytes more with each load that is let go"),
+        at_most(
+            "retention: kept",
+            VIEW_SHARE,
+            kept,
+            "x the weights in private bytes for each further model",
+            peer=f"{retention.COPIES_KEPT}, {copied:.2f}",
+        ),
     ]

@@ -6,12 +6,14 @@ without weights. (The first model on meta costs a process most of a second and s
 hostweights does not need them.)
 """
 
+import importlib
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -24,12 +26,28 @@ Loader = Callable[[Path, Path], Iterator[torch.nn.Module]]
 
 
 def counters() -> dict[str, int]:
-    """Anonymous bytes and PSS of this process."""
+    """Anonymous bytes, PSS, and what other processes map too, of this process."""
     fields: dict[str, int] = {}
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
         name, value, _ = line.split()
         fields[name.rstrip(":")] = int(value) * 1024
-    return {"private_bytes": fields["Anonymous"], "pss_bytes": fields["Pss"]}
+    return {
+        "private_bytes": fields["Anonymous"],
+        "pss_bytes": fields["Pss"],
+        "shared_bytes": fields["Shared_Clean"] + fields["Shared_Dirty"],
+    }
+
+
+def resident(*, peak: bool) -> int:
+    """Resident bytes of this process, shared pages and all: now, or the most since ``forget_peak``."""
+    name = "VmHWM:" if peak else "VmRSS:"
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def forget_peak() -> None:
+    """Begin the count of the most resident bytes anew."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def mapped(directory: Path) -> int:
@@ -79,11 +97,49 @@ def load_file_assigned(model: Path, root: Path) -> Iterator[torch.nn.Module]:  #
     yield module
 
 
+@contextmanager
+def torch_load_mapped(model: Path, root: Path) -> Iterator[torch.nn.Module]:
+    """torch's own format, mapped and assigned to a module on meta; the suite has saved it beside the store."""
+    with torch.device("meta"):
+        module = Encoder(read_config(model))
+    state = torch.load(root.parent / TORCH_FILE, mmap=True, weights_only=True)
+    module.load_state_dict(state, strict=False, assign=True)
+    yield module
+
+
+@contextmanager
+def from_pretrained(model: Path, root: Path) -> Iterator[torch.nn.Module]:  # noqa: ARG001  one signature for all
+    """transformers' own loader of its own class."""
+    yield Plain(import_bert().from_pretrained(model).eval())
+
+
+class Plain(torch.nn.Module):
+    """A transformers encoder that answers with its hidden states alone."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Token ids and mask -> hidden states."""
+        hidden: torch.Tensor = self.module(ids, mask).last_hidden_state
+        return hidden
+
+
+def import_bert() -> Any:  # noqa: ANN401 - a class of an extra
+    """transformers' BertModel, which imports itself when it is asked for."""
+    return importlib.import_module("transformers").BertModel
+
+
+TORCH_FILE = "model.pt"
+PRETRAINED = "transformers from_pretrained"
 LOADERS = {
     "hostweights, streamed": hostweights_streamed,
     "hostweights, mapped": hostweights_mapped,
     "load_file + load_state_dict": load_file_copied,
     "load_file + assign": load_file_assigned,
+    "torch.load(mmap=True) + assign": torch_load_mapped,
+    PRETRAINED: from_pretrained,
 }
 
 
@@ -103,7 +159,11 @@ def main() -> None:
     answer(Encoder(small), batch)
     with torch.device("meta"):
         Encoder(small)
+    if sys.argv[1] == PRETRAINED:
+        import_bert()
     before = counters()
+    forget_peak()
+    resident_before = resident(peak=False)
     started_s = time.perf_counter()
     with loader(model, root) as module:
         load_s = time.perf_counter() - started_s
@@ -112,6 +172,7 @@ def main() -> None:
         sys.stdin.readline()
         after = counters()
         grown = {name: after[name] - before[name] for name in after}
+        grown["peak_bytes"] = resident(peak=True) - resident_before
         print(json.dumps(grown | {"anonymous_in_mapping": mapped(root)}), flush=True)
         sys.stdin.readline()
 

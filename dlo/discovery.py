@@ -130,7 +130,7 @@ def _guess(module: nn.Module) -> list[str]:
     """The outermost module lists that hold a fair share of the parameters."""
     sizes: dict[str, int] = {}
     for path, part in module.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in sizes)
+        inside = any(outer in sizes for outer in _around(path))
         if path and isinstance(part, nn.ModuleList) and not inside:
             sizes[path] = sum(leaf.nbytes for each in part.parameters() for _, leaf in parts_of("", each))
     largest = max(sizes.values(), default=0)
@@ -163,10 +163,17 @@ def _members(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, member
 
 
+def _around(path: str) -> Iterator[str]:
+    """The paths of what a path lies in, from the outermost to the innermost."""
+    names = path.split(".")
+    return (".".join(names[:end]) for end in range(1, len(names)))
+
+
 def _refuse_nested(paths: Sequence[str]) -> None:
-    for outer in paths:
-        for inner in paths:
-            if inner.startswith(f"{outer}."):
+    known = frozenset(paths)
+    for inner in paths:
+        for outer in _around(inner):
+            if outer in known:
                 raise _ambiguous(f"block {inner!r} lies inside block {outer!r}; declare one of them")
     if len(set(paths)) != len(paths):
         raise _ambiguous(f"a block is declared twice: {', '.join(paths)}")
@@ -176,9 +183,9 @@ def _ownership(module: nn.Module, paths: Sequence[str]) -> tuple[tuple[Block, ..
     """Give each parameter to the one block that has it alone; the others stay resident."""
     outside = 0
     owners: dict[int, set[int]] = {}
-    by_prefix = {f"{path}.": id(module.get_submodule(path)) for path in paths}
+    by_path = {path: id(module.get_submodule(path)) for path in paths}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        owner = next((block for prefix, block in by_prefix.items() if name.startswith(prefix)), outside)
+        owner = next((by_path[outer] for outer in _around(name) if outer in by_path), outside)
         owners.setdefault(id(parameter), set()).add(owner)
     blocks: list[Block] = []
     resident: list[tuple[str, str]] = []

@@ -72,6 +72,10 @@ class Account:
         """Replace a key's holdings by what its directory holds."""
         for known in [held for held in self.holdings if held[0] == key]:
             del self.holdings[known]
+        self._count_key(artifacts, key)
+
+    def _count_key(self, artifacts: Place, key: str) -> None:
+        """Add a key's holdings, none of which may be there."""
         with (
             suppress(FileNotFoundError, NotADirectoryError),
             opened_directory(artifacts.path / key, artifacts.fd) as key_directory,
@@ -85,7 +89,7 @@ class Account:
         self.holdings.clear()
         for key in list_names(artifacts):
             if is_key(key):
-                self.recount_key(artifacts, key)
+                self._count_key(artifacts, key)
 
 
 def load_account(root: Place, artifacts: Place, staging: Place) -> Account:

@@ -32,19 +32,19 @@ class Service:
         return self.mean_s * self.share
 
     def admits(self, backlog_s: float, left_s: float) -> bool:
-        """Whether a message behind ``backlog_s`` of work can be answered within 80 % of what is left."""
-        if backlog_s + self.mean_s <= _HEADROOM * left_s:
+        """Whether a message behind ``backlog_s`` of work can be answered within 80 % of what is left.
+
+        One that would be refused before an empty mailbox too lets the mean decay, so that one slow run does not shut
+        the door for good. A backlog goes away by itself; its refusals must not, for they come by the hundred, and a
+        mean that they had worn down would admit what ends too late.
+        """
+        in_time_s = _HEADROOM * left_s
+        if backlog_s + self.mean_s <= in_time_s:
             return True
-        self.mean_s *= _DECAY
+        if self.mean_s > in_time_s:
+            self.mean_s *= _DECAY
         return False
 
     def starts(self, left_s: float) -> bool:
-        """Whether a message can be expected to end in time.
-
-        A refusal lets the mean decay here and in ``admits``, so that one slow run does not shut the door for good.
-        """
-        if left_s > 0.0 and left_s >= self.mean_s:
-            return True
-        if left_s > 0.0:
-            self.mean_s *= _DECAY
-        return False
+        """Whether a message can be expected to end in time; one that came before an empty mailbox always can."""
+        return left_s > 0.0 and left_s >= self.mean_s

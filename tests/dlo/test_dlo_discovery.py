@@ -1,5 +1,6 @@
 """C1: which modules are blocks and which of their parameters travel."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from dlo_support import Stack
-from hostweights.dlo import discover
+from hostweights.dlo import discover, discovery
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -163,3 +164,20 @@ def test_C1_a_block_inside_a_block_is_refused(declared: tuple[str, ...]) -> None
     with pytest.raises(HostWeightsError) as refused:
         discover(TwoStacks(), declared)
     assert refused.value.code is Code.OWNERSHIP_AMBIGUOUS
+
+
+def test_C1_finding_blocks_looks_at_each_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing every name with every block made attaching quadratic in the blocks."""
+    looked: list[str] = []
+
+    def around(path: str) -> Iterator[str]:
+        looked.append(path)
+        return real(path)
+
+    real = discovery._around
+    monkeypatch.setattr(discovery, "_around", around)
+    found = discover(nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(50))))
+
+    assert len(found.blocks) == 50
+    modules, blocks, parameters = 52, 50, 100
+    assert len(looked) == modules + blocks + parameters

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from child_kit import Child
-from hostweights.hwr.account import AccountRecord
+from hostweights.hwr.account import Account, AccountRecord
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.capacity import Candidate, Usage, in_collection_order
 from hostweights.hwr.contract import ProductionPlan
@@ -218,6 +218,23 @@ def test_A8_a_lost_or_damaged_account_is_counted_anew(root: Path) -> None:
         assert store.usage(PlainBudget()) == true
     account.unlink()
     assert store.usage(PlainBudget()) == true
+
+
+def test_A8_counting_anew_never_searches_what_it_has_counted(root: Path) -> None:
+    """Searching it for every key made the count of a large store quadratic."""
+
+    class Unsearched(dict[tuple[str, str], int]):
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            raise AssertionError("searched")
+
+    store = open_limited(root)
+    for model in ("acme/a", "acme/b"):
+        publish(store, model).close()
+    account = Account(holdings=Unsearched())
+    account.recount(store._domain.artifacts)
+
+    assert account.held_bytes == store.usage(PlainBudget()).held_bytes
+    assert len(account.holdings) == 2
 
 
 def test_A8_what_others_deleted_by_hand_is_no_reason_to_refuse(root: Path) -> None:

@@ -233,6 +233,14 @@ def test_one_slow_run_does_not_shut_the_door_for_good() -> None:
     assert refusals > 0
 
 
+def test_refusals_for_a_backlog_or_a_late_start_leave_the_mean_as_it_is() -> None:
+    service = Service(concurrent=False, concurrency_limit=1)
+    service.completed(0.1)
+    assert not any(service.admits(0.8, 1.0) for _ in range(100))
+    assert not any(service.starts(0.05) for _ in range(100))
+    assert service.expected_s() == pytest.approx(0.1)
+
+
 def test_admission_keeps_headroom_and_concurrent_work_shares_it() -> None:
     service = Service(concurrent=True, concurrency_limit=4)
     service.completed(0.1)
