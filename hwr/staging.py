@@ -47,12 +47,15 @@ def _make(staging: Place, key: str, mode: int, budget: Budget) -> tuple[LockHand
     while True:
         name = f"{key}.{secrets.token_hex(8)}"
         files().mkdir(name, 0o700, dir_fd=staging.fd)
+        lock: LockHandle | None = None
         try:
             lock = _open_locked(staging, name, budget)
             if lock is not None:
                 files().fchmod(lock.fd, mode)
         except BaseException:
             _remove(staging, name)
+            if lock is not None:
+                lock.close()
             raise
         if lock is not None:
             return lock, name

@@ -214,11 +214,12 @@ def materialise(tree: Tree, at: Path) -> None:
 def _tree(directory: Directory, state: str) -> Tree:
     names = directory.synced if state == "lost" else directory.names
     return {
-        name: _tree(node, state) if isinstance(node, Directory) else _bytes(node, state) for name, node in names.items()
+        name: _tree(node, state) if isinstance(node, Directory) else bytes_left(node, state)
+        for name, node in names.items()
     }
 
 
-def _bytes(file: File, state: str) -> bytes:
+def bytes_left(file: File, state: str) -> bytes:
     if state == "kept":
         return bytes(file.data)
     if state == "lost":
