@@ -11,15 +11,16 @@ import atheris
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "tests" / "helpers")]
 
-with atheris.instrument_imports(include=["hostweights"]):
-    from fuzz_kit import MAX_INPUT_BYTES
-    from fuzz_targets import TARGETS
+from fuzz_kit import MAX_INPUT_BYTES  # noqa: E402  # found by the path above
 
 LIMITS = (f"-max_len={MAX_INPUT_BYTES}", "-rss_limit_mb=2048", "-timeout=20", f"-dict={HERE / 'tokens.dict'}")
 
 
 def fuzz(name: str, options: list[str]) -> None:
     """Run libFuzzer on a target, from its seeds and what earlier runs found; never returns."""
+    with atheris.instrument_imports(include=["hostweights"]):
+        from fuzz_targets import TARGETS
+
     target = TARGETS[name]
     corpus = HERE / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
@@ -31,6 +32,8 @@ def fuzz(name: str, options: list[str]) -> None:
 
 def fuzz_all(options: list[str]) -> int:
     """Run every target for FUZZ_SECONDS, one after the other; the number of those that found something."""
+    from fuzz_targets import TARGETS
+
     seconds = os.environ.get("FUZZ_SECONDS", "60")
     failed = []
     for name in TARGETS:
