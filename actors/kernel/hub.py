@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...messages.base import Message
-from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
+from ...messages.failure import Code, Failure
 from ...messages.journal import DeadReason
 from .blocking import WorkerPool
 from .contract import Terminated
 from .deadletters import DeadLetters
 from .deadlines import DeadlineWheel
-from .delivery import DONE, Delivery, Reason
-from .errors import ActorStopped, AskCycle, DeadlineExceeded
+from .delivery import Delivery
+from .errors import ActorStopped, AskCycle, DeadlineExceeded, refused
 from .events import Events
 from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch
+from .states import DONE, Reason
 from .watching import Watches
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Hub:
             await mailbox.room(deadline_s, first=first)
             first = True
 
-    def watch(self, watcher: "Serving", name: str) -> None:
+    def watch(self, watcher: "Intake", name: str) -> None:
         """Tell ``watcher`` when the actor of that name has ended, or that there is none."""
         if Terminated not in watcher.services:
             text = f"actor {watcher.name!r} does not accept Terminated, so it cannot watch {name!r}; add it to accepts"
@@ -219,8 +220,3 @@ def _refuse_deadlock(asker: "Intake", target: "Intake", message: Message) -> Non
         cell = waiting.cell
         if cell is asker:
             raise AskCycle.of(asker.name, type(message).__name__, tuple(path))
-
-
-def refused(code: Code, text: str) -> HostWeightsError:
-    """The error for a use of the runtime that its contract rules out."""
-    return error(Stage.RUNTIME, code, text)

@@ -6,11 +6,13 @@ from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
 from ...messages.journal import DeadReason
 from .admission import Service
-from .contract import ActorSpec
-from .delivery import DONE, QUEUED, RUNNING, Delivery, Reason
-from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded
-from .hub import Hub, refused
+from .blocking import WorkerPool
+from .contract import Actor, ActorSpec
+from .delivery import Delivery
+from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded, refused
+from .hub import Hub
 from .mailbox import Mailbox
+from .states import QUEUED, RUNNING, Reason
 
 _DEAD_REASONS = {
     Reason.CALLER: DeadReason.WITHDRAWN,
@@ -36,6 +38,18 @@ class Intake:
         self.waiting: Delivery | None = None
         """The ask that the one-at-a-time handler waits for."""
         self.withdrawn_queued = 0
+        self.actor: Actor
+        self.task: asyncio.Task[None]
+        self.incarnation = 0
+        self.position = 0
+        """Of the next message whose start is recorded."""
+        self._pool: WorkerPool | None = None
+
+    def pool(self) -> WorkerPool:
+        """The threads for blocking work; most actors never need them."""
+        if self._pool is None:
+            self._pool = self.hub.make_pool(self.name, self.spec.workers, self.hub.loop)
+        return self._pool
 
     def post(
         self,
@@ -60,12 +74,12 @@ class Intake:
         delivery = Delivery(
             self,
             identity,
+            chain,
             message,
             service,
             future,
             sender,
             cause,
-            chain,
             now_s,
             service.mean_s * service.share,
         )
@@ -88,11 +102,8 @@ class Intake:
 
     def withdraw(self, delivery: Delivery, reason: Reason) -> None:
         """A queued message never starts, a running handler is cancelled; what has ended stays as it is."""
-        if delivery.state == DONE:
-            return
-        if delivery.state == RUNNING:
-            if delivery.handling is not None:
-                delivery.handling.withdraw(reason)
+        if delivery.state >= RUNNING:
+            delivery.withdraw(reason)
             return
         if delivery.state == QUEUED:
             self.mailbox.bury(delivery)
@@ -118,7 +129,7 @@ class Intake:
     def push(self, message: Message, sender: str | None) -> None:
         """Queue what the runtime itself sends, whatever the mailbox's limit."""
         service, now_s = self.services[type(message)], self.hub.clock()
-        self.mailbox.put(Delivery(self, self.hub.next_id(), message, service, None, sender, None, (), now_s))
+        self.mailbox.put(Delivery(self, self.hub.next_id(), (), message, service, None, sender, None, now_s))
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""

@@ -3,7 +3,8 @@
 import asyncio
 from collections import deque
 
-from .delivery import DONE, QUEUED, TAKEN, Delivery
+from .delivery import Delivery
+from .states import DONE, QUEUED, TAKEN
 
 _COMPACT_AT = 64
 

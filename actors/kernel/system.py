@@ -12,9 +12,9 @@ from ...messages.journal import JournalPolicy
 from .blocking import CallBudget, WorkerPool, run_blocking
 from .cell import Cell
 from .contract import ActorSpec, Strategy
-from .errors import ActorStopped, HandlerFailed, from_failure
+from .errors import ActorStopped, HandlerFailed, from_failure, refused
 from .events import Subscription
-from .hub import Hub, refused
+from .hub import Hub
 from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch, outlast_all
