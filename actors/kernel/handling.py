@@ -13,6 +13,7 @@ from ...messages.failure import Code, HostWeightsError
 from .blocking import CallBudget, run_blocking
 from .critical import CriticalSection
 from .errors import HandlerFailed, refused
+from .plain_attributes import plain_attributes
 from .states import QUEUED, RUNNING, Reason
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@plain_attributes
 class Handling(msgspec.Struct, eq=False, kw_only=True):
     """Implements ``contract.Context`` for a handler or hook; the runtime's cancel goes through ``withdraw``.
 
@@ -29,7 +31,7 @@ class Handling(msgspec.Struct, eq=False, kw_only=True):
 
     cell: "Intake"
     id: int
-    chain: tuple[str, ...] = ()
+    chain: tuple[str, ...]
     state: int = QUEUED
     task: "asyncio.Task[None] | None" = None
     """A child task that it runs in; None for the actor's own."""

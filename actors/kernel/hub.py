@@ -94,22 +94,12 @@ class Hub:
             cell = self.cells.get(recipient)
             if cell is None:
                 raise self._nobody(recipient, message)
-            cell.post(message, None, None, None, sender, cause, ())
+            cell.accept_tell(message, sender, cause)
         except ActorStopped:
             return
 
     async def offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
         """Send when there is room, waiting for it until the timeout."""
-        cell = self.cells.get(recipient)
-        if cell is not None and not self.closing:
-            mailbox = cell.mailbox
-            if mailbox.length < mailbox.limit and not mailbox.offers:
-                cell.post(message, None, None, None, None, None, ())
-                return
-        await self._offer(recipient, message, timeout_s)
-
-    async def _offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
-        """Send, after the first look found no room."""
         deadline_s = None if timeout_s is None else self.clock() + timeout_s
         first = False
         while True:
@@ -121,7 +111,7 @@ class Hub:
             mailbox = cell.mailbox
             has_room = mailbox.length < mailbox.limit and (first or not mailbox.offers)
             if has_room or cell.refusing is not None or cell.spec.drop_oldest:
-                cell.post(message, None, None, None, None, None, ())
+                cell.accept_tell(message, None, None)
                 return
             if deadline_s is not None and self.clock() >= deadline_s:
                 self.dead_letters.add(recipient, 0, DeadReason.DEADLINE)
@@ -166,7 +156,7 @@ class Hub:
         if asker is not None:
             _refuse_deadlock(asker, cell, message)
         future: asyncio.Future[Message] = asyncio.Future(loop=self.loop)  # half of what create_future costs
-        delivery = cell.post(message, future, deadline_s, timeout_s, sender, cause, chain)
+        delivery = cell.accept_ask(message, future, deadline_s, timeout_s, sender, cause, chain)
         if asker is not None:
             asker.waiting = delivery
         try:

@@ -91,7 +91,7 @@ def test_tombstones_do_not_pile_up_behind_a_long_handler() -> None:
         item = delivery(identity)
         mailbox.put(item)
         mailbox.bury(item)
-    assert len(mailbox._items) < 100
+    assert len(mailbox.items) < 100
     loop.close()
 
 
