@@ -13,8 +13,8 @@ from .hub import Hub
 from .intake import Intake
 from .states import DONE, ENDED, QUEUED, RUNNING, TAKEN, Reason
 
-_SLICE_MESSAGES = 64
-_SLICE_S = 0.0005
+_SLICE_MESSAGES = 256
+_SLICE_S = 0.0002
 _REPLIED = Ended.REPLIED
 
 
