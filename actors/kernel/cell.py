@@ -13,10 +13,13 @@ from .handling import Handling
 from .hub import Hub
 from .latch import Latch
 from .serving import Serving
+from .states import ENDED, RUNNING
 
 
 class Cell(Serving):
     """One actor of a system: ``launch`` once, then ``pause``, ``resume``, ``drain`` and ``stop`` by the supervisor."""
+
+    __slots__ = ("_resumed", "cleanup_error", "down", "ended", "entry", "served", "settled", "start_error")
 
     def __init__(self, hub: Hub, spec: ActorSpec) -> None:
         super().__init__(hub, spec)
@@ -97,7 +100,7 @@ class Cell(Serving):
         except Exception as crash:  # noqa: BLE001 - a crash like any other, for the supervisor
             self._crash = crash
         else:
-            self._current = handling = Handling(self, hook_id, self.task, True)
+            self._current = handling = Handling(cell=self, id=hook_id, chain=(), state=RUNNING)
             failed = await self._hook(handling, "started")
             self._current = None
             del handling  # an idle actor keeps nothing alive
@@ -121,7 +124,7 @@ class Cell(Serving):
         hook_id = self.hub.next_id()
         if self.hub.journal is not None:
             self.hub.journal.stopping(self.name, self.incarnation, hook_id)
-        self.cleanup_error = await self._hook(Handling(self, hook_id, self.task, True), "stopped")
+        self.cleanup_error = await self._hook(Handling(cell=self, id=hook_id, chain=(), state=RUNNING), "stopped")
 
     async def _hook(self, handling: Handling, name: str) -> Exception | None:
         """Run a hook; returns what it raised, None also when it was withdrawn."""
@@ -133,7 +136,7 @@ class Cell(Serving):
             raised = cancel
         except Exception as found:  # noqa: BLE001 - returned to the caller, which lets the supervisor decide
             raised = found
-        handling.ended = True
+        handling.state = ENDED
         ended = Ended.REPLIED
         if raised is not None or handling.cancel_sent or self.task.cancelling():
             ended = await self._unwind(handling, raised)

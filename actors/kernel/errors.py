@@ -86,6 +86,11 @@ class HandlerFailed(HostWeightsError):  # noqa: N818 - it names what happened, a
         return failed
 
 
+def refused(code: Code, text: str) -> HostWeightsError:
+    """The error for a use of the runtime that its contract rules out."""
+    return error(Stage.RUNTIME, code, text)
+
+
 def as_failed(actor: str, message: str, raised: BaseException | None) -> HostWeightsError:
     """A handler's own HostWeightsError as it is, anything else as HandlerFailed."""
     if isinstance(raised, HostWeightsError):

@@ -12,40 +12,40 @@ from ...messages.budget import Budget
 from ...messages.failure import Code, HostWeightsError
 from .blocking import CallBudget, run_blocking
 from .critical import CriticalSection
-from .delivery import Reason
-from .errors import HandlerFailed
-from .hub import refused
+from .errors import HandlerFailed, refused
+from .plain_attributes import plain_attributes
+from .states import QUEUED, RUNNING, Reason
 
 if TYPE_CHECKING:
-    from .serving import Serving
+    from .intake import Intake
 
 T = TypeVar("T")
 
 
-class Handling(msgspec.Struct, eq=False):
+@plain_attributes
+class Handling(msgspec.Struct, eq=False, kw_only=True):
     """Implements ``contract.Context`` for a handler or hook; the runtime's cancel goes through ``withdraw``.
 
     A Struct for its constructor in C; it is never encoded.
     """
 
-    cell: "Serving"
+    cell: "Intake"
     id: int
-    task: "asyncio.Task[None]"
-    serial: bool
-    start_s: float = 0.0
+    chain: tuple[str, ...]
+    state: int = QUEUED
+    task: "asyncio.Task[None] | None" = None
+    """A child task that it runs in; None for the actor's own."""
     deadline_s: float | None = None
-    chain: tuple[str, ...] = ()
     sequence: int = 0
     critical_depth: int = 0
     reason: Reason | None = None
     cancel_sent: bool = False
-    ended: bool = False
 
     # --- the runtime's side -----------------------------------------------------------------------------------------
 
     def withdraw(self, reason: Reason) -> None:
         """Cancel the handler, once: now, or at the end of its critical section. Nothing after it has ended."""
-        if self.ended or self.reason is not None:
+        if self.state != RUNNING or self.reason is not None:
             return
         self.reason = reason
         if not self.critical_depth:
@@ -57,7 +57,15 @@ class Handling(msgspec.Struct, eq=False):
         journal = self.cell.hub.journal
         if journal is not None:
             journal.cancelled(self.cell.name, self.id)
-        self.task.cancel()
+        self.runner().cancel()
+
+    def runs_beside(self) -> bool:
+        """Whether it runs as a child task, so that it does not wait for what its actor handles now."""
+        return self.task is not None
+
+    def runner(self) -> "asyncio.Task[None]":
+        """The task that it runs in."""
+        return self.cell.task if self.task is None else self.task
 
     async def absorb(self) -> tuple[bool, bool]:
         """After the handler: take what is left of the cancel off the task, so that it never hits what follows.
@@ -65,7 +73,7 @@ class Handling(msgspec.Struct, eq=False):
         Returns whether a cancel was still on its way, and whether one came that the runtime did not send. Before 3.13
         ``uncancel`` leaves a cancel that was not raised yet to the next await, so there is one here.
         """
-        task = self.task
+        task = self.runner()
         pending = False
         try:
             await asyncio.sleep(0)
@@ -109,7 +117,7 @@ class Handling(msgspec.Struct, eq=False):
         self.sequence += 1
         if journal is not None:
             journal.asked(cell.name, self.id, sequence, recipient, message)
-        asker = cell if self.serial else None
+        asker = cell if self.task is None else None
         chain = (*self.chain, cell.name)
         try:
             reply = await hub.ask(recipient, message, timeout_s, self.deadline_s, cell.name, self.id, chain, asker)

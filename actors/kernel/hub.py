@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...messages.base import Message
-from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
+from ...messages.failure import Code, Failure
 from ...messages.journal import DeadReason
 from .blocking import WorkerPool
 from .contract import Terminated
 from .deadletters import DeadLetters
 from .deadlines import DeadlineWheel
-from .delivery import DONE, Delivery, Reason
-from .errors import ActorStopped, AskCycle, DeadlineExceeded
+from .delivery import Delivery
+from .errors import ActorStopped, AskCycle, DeadlineExceeded, refused
 from .events import Events
 from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch
+from .states import DONE, Reason
 from .watching import Watches
 
 if TYPE_CHECKING:
@@ -93,22 +94,12 @@ class Hub:
             cell = self.cells.get(recipient)
             if cell is None:
                 raise self._nobody(recipient, message)
-            cell.post(message, None, None, None, sender, cause, ())
+            cell.accept_tell(message, sender, cause)
         except ActorStopped:
             return
 
     async def offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
         """Send when there is room, waiting for it until the timeout."""
-        cell = self.cells.get(recipient)
-        if cell is not None and not self.closing:
-            mailbox = cell.mailbox
-            if mailbox.length < mailbox.limit and not mailbox.offers:
-                cell.post(message, None, None, None, None, None, ())
-                return
-        await self._offer(recipient, message, timeout_s)
-
-    async def _offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
-        """Send, after the first look found no room."""
         deadline_s = None if timeout_s is None else self.clock() + timeout_s
         first = False
         while True:
@@ -120,7 +111,7 @@ class Hub:
             mailbox = cell.mailbox
             has_room = mailbox.length < mailbox.limit and (first or not mailbox.offers)
             if has_room or cell.refusing is not None or cell.spec.drop_oldest:
-                cell.post(message, None, None, None, None, None, ())
+                cell.accept_tell(message, None, None)
                 return
             if deadline_s is not None and self.clock() >= deadline_s:
                 self.dead_letters.add(recipient, 0, DeadReason.DEADLINE)
@@ -128,7 +119,7 @@ class Hub:
             await mailbox.room(deadline_s, first=first)
             first = True
 
-    def watch(self, watcher: "Serving", name: str) -> None:
+    def watch(self, watcher: "Intake", name: str) -> None:
         """Tell ``watcher`` when the actor of that name has ended, or that there is none."""
         if Terminated not in watcher.services:
             text = f"actor {watcher.name!r} does not accept Terminated, so it cannot watch {name!r}; add it to accepts"
@@ -165,7 +156,7 @@ class Hub:
         if asker is not None:
             _refuse_deadlock(asker, cell, message)
         future: asyncio.Future[Message] = asyncio.Future(loop=self.loop)  # half of what create_future costs
-        delivery = cell.post(message, future, deadline_s, timeout_s, sender, cause, chain)
+        delivery = cell.accept_ask(message, future, deadline_s, timeout_s, sender, cause, chain)
         if asker is not None:
             asker.waiting = delivery
         try:
@@ -219,8 +210,3 @@ def _refuse_deadlock(asker: "Intake", target: "Intake", message: Message) -> Non
         cell = waiting.cell
         if cell is asker:
             raise AskCycle.of(asker.name, type(message).__name__, tuple(path))
-
-
-def refused(code: Code, text: str) -> HostWeightsError:
-    """The error for a use of the runtime that its contract rules out."""
-    return error(Stage.RUNTIME, code, text)

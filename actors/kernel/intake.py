@@ -6,11 +6,13 @@ from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
 from ...messages.journal import DeadReason
 from .admission import Service
-from .contract import ActorSpec
-from .delivery import DONE, QUEUED, RUNNING, Delivery, Reason
-from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded
-from .hub import Hub, refused
+from .blocking import WorkerPool
+from .contract import Actor, ActorSpec
+from .delivery import Delivery
+from .errors import ActorStopped, DeadlineExceeded, MailboxFull, Overloaded, refused
+from .hub import Hub
 from .mailbox import Mailbox
+from .states import QUEUED, RUNNING, TAKEN, Reason
 
 _DEAD_REASONS = {
     Reason.CALLER: DeadReason.WITHDRAWN,
@@ -20,7 +22,27 @@ _DEAD_REASONS = {
 
 
 class Intake:
-    """Mailbox, admission and withdrawal of one actor."""
+    """Mailbox, admission and withdrawal of one actor.
+
+    It has slots, as what is derived from it: a dict of more than 30 attributes costs each look at one, and each call of
+    a method, a search.
+    """
+
+    __slots__ = (
+        "_pool",
+        "actor",
+        "hub",
+        "incarnation",
+        "mailbox",
+        "name",
+        "position",
+        "refusing",
+        "services",
+        "spec",
+        "task",
+        "waiting",
+        "withdrawn_queued",
+    )
 
     def __init__(self, hub: Hub, spec: ActorSpec) -> None:
         self.hub = hub
@@ -36,51 +58,78 @@ class Intake:
         self.waiting: Delivery | None = None
         """The ask that the one-at-a-time handler waits for."""
         self.withdrawn_queued = 0
+        self.actor: Actor
+        self.task: asyncio.Task[None]
+        self.incarnation = 0
+        self.position = 0
+        """Of the next message whose start is recorded."""
+        self._pool: WorkerPool | None = None
 
-    def post(
+    def pool(self) -> WorkerPool:
+        """The threads for blocking work; most actors never need them."""
+        if self._pool is None:
+            self._pool = self.hub.make_pool(self.name, self.spec.workers, self.hub.loop)
+        return self._pool
+
+    def accept_tell(self, message: Message, sender: str | None, cause: int | None) -> None:
+        """Queue a message that nobody waits for, or raise what its sender is told at once.
+
+        Most messages come this way and none needs more: with what an ask needs in the same method, and a call for each
+        step, a tell would cost a tenth more.
+        """
+        hub = self.hub
+        mailbox = self.mailbox
+        try:
+            service = self.services[message.__class__]
+        except KeyError:
+            raise self._refusal(message) from None
+        if self.refusing is not None:
+            raise self._refusal(message)
+        if mailbox.length >= mailbox.limit:
+            self._make_room(message)
+        hub.last_id = identity = hub.last_id + 1
+        expected_s = service.mean_s * service.share
+        now_s = mailbox.pass_s
+        if now_s is None or hub.instruments is not None:
+            now_s = hub.clock()
+        delivery = Delivery(self, identity, (), message, service, None, sender, cause, now_s, expected_s)
+        if hub.instruments is not None:
+            hub.instruments.accepted(delivery)
+        mailbox.put(delivery)
+
+    def accept_ask(
         self,
         message: Message,
-        future: "asyncio.Future[Message] | None",
+        future: "asyncio.Future[Message]",
         deadline_s: float | None,
         timeout_s: float | None,
         sender: str | None,
         cause: int | None,
         chain: tuple[str, ...],
     ) -> Delivery:
-        """Accept a message or raise what its sender is told at once."""
+        """Queue a message whose reply ``future`` takes, or raise what its sender is told at once."""
         hub = self.hub
         mailbox = self.mailbox
         service = self.services.get(message.__class__)
-        if self.refusing is not None or service is None:
+        if service is None or self.refusing is not None:
             raise self._refusal(message)
         if mailbox.length >= mailbox.limit:
             self._make_room(message)
         now_s = hub.clock()
         hub.last_id = identity = hub.last_id + 1
-        delivery = Delivery(
-            self,
-            identity,
-            message,
-            service,
-            future,
-            sender,
-            cause,
-            chain,
-            now_s,
-            service.mean_s * service.share,
-        )
-        if future is not None:
-            cap_s = self.spec.deadline_cap_s
-            if timeout_s is not None and (deadline_s is None or now_s + timeout_s < deadline_s):
-                deadline_s = now_s + timeout_s
-            if cap_s is not None and (deadline_s is None or now_s + cap_s < deadline_s):
-                deadline_s = now_s + cap_s
-            if deadline_s is not None:
-                left_s = deadline_s - now_s
-                if not left_s > 0.0 or not service.admits(mailbox.backlog_s, left_s):
-                    raise self._too_late(delivery, left_s)
-                delivery.deadline_s = deadline_s
-                hub.wheel.add(delivery, deadline_s, now_s)
+        expected_s = service.mean_s * service.share
+        delivery = Delivery(self, identity, chain, message, service, future, sender, cause, now_s, expected_s)
+        cap_s = self.spec.deadline_cap_s
+        if timeout_s is not None and (deadline_s is None or now_s + timeout_s < deadline_s):
+            deadline_s = now_s + timeout_s
+        if cap_s is not None and (deadline_s is None or now_s + cap_s < deadline_s):
+            deadline_s = now_s + cap_s
+        if deadline_s is not None:
+            left_s = deadline_s - now_s
+            if not left_s > 0.0 or not service.admits(mailbox.backlog_s, left_s):
+                raise self._too_late(delivery, left_s)
+            delivery.deadline_s = deadline_s
+            hub.wheel.add(delivery, deadline_s, now_s)
         if hub.instruments is not None:
             hub.instruments.accepted(delivery)
         mailbox.put(delivery)
@@ -88,11 +137,8 @@ class Intake:
 
     def withdraw(self, delivery: Delivery, reason: Reason) -> None:
         """A queued message never starts, a running handler is cancelled; what has ended stays as it is."""
-        if delivery.state == DONE:
-            return
-        if delivery.state == RUNNING:
-            if delivery.handling is not None:
-                delivery.handling.withdraw(reason)
+        if delivery.state >= RUNNING:
+            delivery.withdraw(reason)
             return
         if delivery.state == QUEUED:
             self.mailbox.bury(delivery)
@@ -118,11 +164,12 @@ class Intake:
     def push(self, message: Message, sender: str | None) -> None:
         """Queue what the runtime itself sends, whatever the mailbox's limit."""
         service, now_s = self.services[type(message)], self.hub.clock()
-        self.mailbox.put(Delivery(self, self.hub.next_id(), message, service, None, sender, None, (), now_s))
+        self.mailbox.put(Delivery(self, self.hub.next_id(), (), message, service, None, sender, None, now_s))
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""
-        while (delivery := self.mailbox.oldest()) is not None:
+        while (delivery := self.mailbox.take()) is not None:
+            delivery.state = TAKEN
             self.withdraw(delivery, Reason.STOP)
         self.mailbox.grant(everyone=True)
 

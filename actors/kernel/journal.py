@@ -9,7 +9,7 @@ import asyncio
 import logging
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -40,9 +40,6 @@ from .journal_entries import FINISHED, HANDLED, dequeued, split
 from .journal_file import RECORD_LIMIT_BYTES, Batch, FileWriter, frame, frame_of
 from .journal_redaction import Redactor
 from .journal_ring import Ring
-
-if TYPE_CHECKING:
-    from .handling import Handling
 
 _LOG = logging.getLogger("hostweights")
 
@@ -85,6 +82,7 @@ class Journal:
         self._records: list[object] = []
         self._begun: Delivery | None = None
         """The message whose handler began last, while nothing else was recorded."""
+        self._begun_s = 0.0
         self._batch_records = _BATCH_RECORDS
         self._batches: list[Batch] = []
         """Encoded, and not with the writer yet."""
@@ -151,22 +149,23 @@ class Journal:
         """An incarnation begins."""
         self._record(Started(actor=actor, incarnation=incarnation, handling=handling, settings=_raw(settings)))
 
-    def began(self, delivery: Delivery) -> None:
+    def began(self, delivery: Delivery, start_s: float) -> None:
         """A handler begins. Its start is written with whatever is recorded or flushed next: before it, or in one with
         its end."""
         if self._begun is not None:
             self._write_begun()
         self._begun = delivery
+        self._begun_s = start_s
         if self._timer is None:
             self._due()
 
-    def replied(self, delivery: Delivery, handling: "Handling", clock_s: float, reply: Message | None) -> None:
+    def replied(self, delivery: Delivery, clock_s: float, reply: Message | None) -> None:
         """A handler returned."""
         if self._begun is not delivery:
             self.finished(delivery.cell.name, delivery.id, clock_s, _REPLIED, reply, None)
             return
         self._begun = None
-        cell = handling.cell
+        cell = delivery.cell
         position = cell.position
         cell.position = position + 1
         records = self._records
@@ -176,7 +175,7 @@ class Journal:
                 cell.name,
                 cell.incarnation,
                 position,
-                handling.start_s,
+                self._begun_s,
                 delivery.id,
                 delivery.future is not None,
                 delivery.sender,
@@ -261,7 +260,7 @@ class Journal:
         """Something else is recorded, or all is written, before the handler that began last has ended."""
         delivery, self._begun = self._begun, None
         if delivery is not None:
-            self._records.append(dequeued(delivery))
+            self._records.append(dequeued(delivery, self._begun_s))
 
     def _due(self) -> None:
         """A batch is full, or nobody will come to write it yet."""

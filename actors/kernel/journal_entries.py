@@ -13,11 +13,9 @@ HANDLED = str(Handled.__struct_config__.tag)
 _ASK, _TELL, _REPLIED = Kind.ASK.value, Kind.TELL.value, Ended.REPLIED.value
 
 
-def dequeued(delivery: Delivery) -> tuple[object, ...]:
+def dequeued(delivery: Delivery, start_s: float) -> tuple[object, ...]:
     """The record of a start; it takes the next position of the actor."""
-    handling = delivery.handling
-    assert handling is not None, "a message whose start is recorded has a handler"
-    cell = handling.cell
+    cell = delivery.cell
     position = cell.position
     cell.position = position + 1
     kind = _TELL if delivery.future is None else _ASK
@@ -34,7 +32,7 @@ def dequeued(delivery: Delivery) -> tuple[object, ...]:
         None,
         delivery.message,
     )
-    return (DEQUEUED, cell.name, cell.incarnation, position, handling.start_s, envelope)
+    return (DEQUEUED, cell.name, cell.incarnation, position, start_s, envelope)
 
 
 def split(records: Iterable[object]) -> Iterator[object]:

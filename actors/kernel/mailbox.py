@@ -3,7 +3,8 @@
 import asyncio
 from collections import deque
 
-from .delivery import DONE, QUEUED, TAKEN, Delivery
+from .delivery import Delivery
+from .states import DONE, QUEUED, TAKEN
 
 _COMPACT_AT = 64
 
@@ -14,27 +15,33 @@ class Mailbox:
     Items are taken after the wake-up, never handed over by it, so a cancel between the two loses nothing.
     """
 
-    __slots__ = ("_items", "_loop", "_nudged", "_waiter", "backlog_s", "length", "limit", "offers")
+    __slots__ = ("_loop", "_nudged", "_waiter", "backlog_s", "items", "length", "limit", "offers", "pass_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop = loop
-        self._items: deque[Delivery] = deque()
+        self.items: deque[Delivery] = deque()
+        """Oldest first, with those that were withdrawn."""
         self._waiter: asyncio.Future[None] | None = None
         self._nudged = False
         self.offers: deque[asyncio.Future[None]] | None = None
         """Who waits for room, in order; None while nobody ever has."""
+        self.pass_s: float | None = None
+        """Set while the reader is certain to go on in the loop's next pass: tells that come until then came at this
+        time, so that a burst of them reads the clock once. None at any other time.
+        """
         self.limit = limit
         self.length = 0
         self.backlog_s = 0.0
 
     def put(self, delivery: Delivery) -> None:
         """Append; whoever calls has looked at ``limit``."""
-        self._items.append(delivery)
+        self.items.append(delivery)
         self.length += 1
         self.backlog_s += delivery.expected_s
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
+            self.pass_s = delivery.enqueued_s
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -52,7 +59,7 @@ class Mailbox:
 
         Whoever takes it says at once what it is from now on: running, or taken and not begun.
         """
-        items = self._items
+        items = self.items
         while items:
             delivery = items.popleft()
             if delivery.state == QUEUED:
@@ -67,7 +74,7 @@ class Mailbox:
         """Put back in front what was taken and not begun."""
         if delivery.state == TAKEN:
             delivery.state = QUEUED
-            self._items.appendleft(delivery)
+            self.items.appendleft(delivery)
             self.length += 1
             self.backlog_s += delivery.expected_s
 
@@ -75,8 +82,8 @@ class Mailbox:
         """Withdraw a queued message: it will never be taken. Tombstones never outnumber the living for long."""
         delivery.state = DONE
         self._forget(delivery)
-        if len(self._items) > _COMPACT_AT + 2 * self.length:
-            self._items = deque(item for item in self._items if item.state == QUEUED)
+        if len(self.items) > _COMPACT_AT + 2 * self.length:
+            self.items = deque(item for item in self.items if item.state == QUEUED)
 
     async def room(self, deadline_s: float | None, *, first: bool) -> None:
         """Wait until there may be room, or the deadline has passed, or ``grant`` says that there will be none.
@@ -115,13 +122,13 @@ class Mailbox:
 
     def oldest_tell(self) -> Delivery | None:
         """The oldest queued message that nobody waits for."""
-        return next((item for item in self._items if item.state == QUEUED and item.future is None), None)
+        return next((item for item in self.items if item.state == QUEUED and item.future is None), None)
 
     def oldest(self) -> Delivery | None:
         """What ``take`` would give, left where it is."""
         if not self.length:
             return None
-        return next((item for item in self._items if item.state == QUEUED), None)
+        return next((item for item in self.items if item.state == QUEUED), None)
 
     def waiter(self, *, messages: bool = True) -> "asyncio.Future[None] | None":
         """A future for the reader to await before it looks again; None when there is a reason to look now.
@@ -131,7 +138,7 @@ class Mailbox:
         if self._nudged:
             self._nudged = False
             return None
-        if messages and self._items:
+        if messages and self.items:
             return None
         waiter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._waiter = waiter

@@ -5,34 +5,40 @@ import asyncio
 from ...messages.base import Message
 from ...messages.failure import Failure, HostWeightsError
 from ...messages.journal import Ended
-from .blocking import WorkerPool
-from .contract import Actor, ActorSpec
-from .delivery import DONE, RUNNING, TAKEN, Delivery, Reason
+from .contract import ActorSpec
+from .delivery import Delivery
 from .errors import HandlerFailed, as_failed
 from .handling import Handling
 from .hub import Hub
 from .intake import Intake
+from .states import DONE, ENDED, QUEUED, RUNNING, TAKEN, Reason
 
-_SLICE_MESSAGES = 64
-_SLICE_S = 0.0005
+_SLICE_MESSAGES = 256
+_SLICE_S = 0.0002
 _REPLIED = Ended.REPLIED
 
 
 class Serving(Intake):
     """The handlers of an actor; when its incarnations come and go is the cell's."""
 
+    __slots__ = (
+        "_children",
+        "_crash",
+        "_current",
+        "_cut",
+        "_draining",
+        "failed",
+        "stopping",
+        "swallowed_cancels",
+        "withdrawn_running",
+    )
+
     def __init__(self, hub: Hub, spec: ActorSpec) -> None:
         super().__init__(hub, spec)
-        self.actor: Actor
-        self.task: asyncio.Task[None]
-        self._pool: WorkerPool | None = None
-        self.incarnation = 0
         self.stopping = False
         self.failed = 0
         self.withdrawn_running = 0
         self.swallowed_cancels = 0
-        self.position = 0
-        """Of the next message whose start is recorded."""
         self._cut = False
         self._draining = False
         self._crash: Exception | None = None
@@ -57,12 +63,6 @@ class Serving(Intake):
             self._current.withdraw(Reason.STOP)
         self.mailbox.nudge()
 
-    def pool(self) -> WorkerPool:
-        """The threads for blocking work; most actors never need them."""
-        if self._pool is None:
-            self._pool = self.hub.make_pool(self.name, self.spec.workers, self.hub.loop)
-        return self._pool
-
     # --- messages ---------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:  # noqa: C901 - one frame for the path that every message takes
@@ -73,22 +73,32 @@ class Serving(Intake):
         """
         hub, mailbox, task, receive = self.hub, self.mailbox, self.task, self.actor.receive
         clock, journal, instruments = hub.clock, hub.journal, hub.instruments
+        watched = journal is not None or instruments is not None
+        delivery: Delivery | None
         reply: Message | None
         raised: BaseException | None
         num_handled, now_s = 0, clock()
         slice_end_s = now_s + _SLICE_S
         while not self._cut:
-            delivery = mailbox.take()
-            if delivery is None:
+            items = mailbox.items
+            if items:  # as Mailbox.take, without the price of a call
+                delivery = items.popleft()
+                if delivery.state != QUEUED:
+                    continue
+                mailbox.length = length = mailbox.length - 1
+                mailbox.backlog_s = mailbox.backlog_s - delivery.expected_s if length else 0.0
+                if mailbox.offers:
+                    mailbox.grant()
+            else:
                 if self._draining and not self._children:
                     return
-                handling = reply = raised = None  # an idle actor keeps nothing alive
+                delivery = reply = raised = None  # an idle actor keeps nothing alive
                 if (waiter := mailbox.waiter()) is not None:
                     try:
                         await waiter
                     except asyncio.CancelledError:
                         self._foreign_cancel()
-                num_handled, now_s = 0, clock()
+                num_handled, now_s, mailbox.pass_s = 0, clock(), None
                 slice_end_s = now_s + _SLICE_S
                 continue
             deadline_s = delivery.deadline_s
@@ -98,29 +108,31 @@ class Serving(Intake):
             elif deadline_s is not None and not self._can_start(delivery, deadline_s - now_s):
                 pass
             else:
-                delivery.handling = self._current = handling = Handling(
-                    self, delivery.id, task, True, now_s, deadline_s, delivery.chain
-                )
+                self._current = delivery
                 delivery.state = RUNNING
                 if instruments is not None:
                     instruments.began(delivery)
                 if journal is not None:
-                    journal.began(delivery)
+                    journal.began(delivery, now_s)
                 reply = raised = None
                 try:
-                    reply = await receive(delivery.message, handling)
+                    reply = await receive(delivery.message, delivery)
                 except (asyncio.CancelledError, Exception) as found:  # noqa: BLE001 - see _end_otherwise
                     raised = found
-                handling.ended = True
                 self._current = None
-                if raised is None and not handling.cancel_sent and not task.cancelling():
-                    now_s = self._end(delivery, handling, reply)
-                else:
-                    now_s = await self._end_otherwise(delivery, handling, reply, raised)
+                if raised is not None or delivery.cancel_sent or task.cancelling():
+                    now_s = await self._end_otherwise(delivery, now_s, reply, raised)
+                elif watched or delivery.future is not None:
+                    now_s = self._end(delivery, now_s, reply)
+                else:  # what _end does for a tell that nobody records
+                    start_s, now_s = now_s, clock()
+                    delivery.state = DONE
+                    delivery.service.completed(now_s - start_s)
             num_handled += 1
-            if mailbox.length and (num_handled >= _SLICE_MESSAGES or now_s >= slice_end_s):
+            if (now_s >= slice_end_s or num_handled >= _SLICE_MESSAGES) and mailbox.length:
+                mailbox.pass_s = now_s
                 await self._yield()
-                num_handled, now_s = 0, clock()
+                num_handled, now_s, mailbox.pass_s = 0, clock(), None
                 slice_end_s = now_s + _SLICE_S
 
     async def _dispatch(self, delivery: Delivery) -> None:
@@ -151,23 +163,22 @@ class Serving(Intake):
         now_s, deadline_s = hub.clock(), delivery.deadline_s
         if deadline_s is not None and not self._can_start(delivery, deadline_s - now_s):
             return
-        delivery.handling = handling = Handling(self, delivery.id, task, False, now_s, deadline_s, delivery.chain)
+        delivery.task = task
         delivery.state = RUNNING
         if hub.instruments is not None:
             hub.instruments.began(delivery)
         if hub.journal is not None:
-            hub.journal.began(delivery)
+            hub.journal.began(delivery, now_s)
         reply: Message | None = None
         raised: BaseException | None = None
         try:
-            reply = await self.actor.receive(delivery.message, handling)
+            reply = await self.actor.receive(delivery.message, delivery)
         except (asyncio.CancelledError, Exception) as found:  # noqa: BLE001 - see _end_otherwise
             raised = found
-        handling.ended = True
-        if raised is None and not handling.cancel_sent and not task.cancelling():
-            self._end(delivery, handling, reply)
+        if raised is None and not delivery.cancel_sent and not task.cancelling():
+            self._end(delivery, now_s, reply)
         else:
-            await self._end_otherwise(delivery, handling, reply, raised)
+            await self._end_otherwise(delivery, now_s, reply, raised)
 
     def _child_done(self, task: asyncio.Task[None]) -> None:
         delivery = self._children.pop(task)
@@ -185,46 +196,46 @@ class Serving(Intake):
         self.withdraw(delivery, Reason.DEADLINE)
         return False
 
-    def _end(self, delivery: Delivery, handling: Handling, reply: Message | None) -> float:
+    def _end(self, delivery: Delivery, start_s: float, reply: Message | None) -> float:
         """End a message whose handler returned; an ask without a reply failed, and its actor lives on."""
         hub = self.hub
         end_s = hub.clock()
         asked = delivery.future is not None
-        delivery.service.completed(end_s - handling.start_s)
+        delivery.state = DONE
+        delivery.service.completed(end_s - start_s)
         if reply is None and asked:
             missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
-            self._settle(delivery, handling, Ended.FAILED, missing, end_s)
+            self._settle(delivery, start_s, Ended.FAILED, missing, end_s)
             return end_s
         if hub.journal is not None:
-            hub.journal.replied(delivery, handling, end_s, reply)
+            hub.journal.replied(delivery, end_s, reply)
         if hub.instruments is not None:
-            hub.instruments.over(delivery, handling.start_s, end_s, _REPLIED)
+            hub.instruments.over(delivery, start_s, end_s, _REPLIED)
         if reply is not None and asked:
             delivery.succeed(reply)
-        else:
-            delivery.state = DONE
         return end_s
 
     async def _end_otherwise(
-        self, delivery: Delivery, handling: Handling, reply: Message | None, raised: BaseException | None
+        self, delivery: Delivery, start_s: float, reply: Message | None, raised: BaseException | None
     ) -> float:
         """End a message whose handler raised or was cancelled: an answer, a crash for the supervisor, a withdrawal."""
-        ended = await self._unwind(handling, raised)
+        delivery.state = ENDED
+        ended = await self._unwind(delivery, raised)
         if ended is _REPLIED:
-            return self._end(delivery, handling, reply)
+            return self._end(delivery, start_s, reply)
         end_s = self.hub.clock()
-        self._settle(delivery, handling, ended, raised, end_s)
+        self._settle(delivery, start_s, ended, raised, end_s)
         return end_s
 
     async def _unwind(self, handling: Handling, raised: BaseException | None) -> Ended:
         """Say how a handler ended, with every cancel of it off the task: between handlers there is none."""
         cancelled = isinstance(raised, asyncio.CancelledError)
         foreign = False
-        if cancelled or handling.cancel_sent or handling.task.cancelling():
+        if cancelled or handling.cancel_sent or handling.runner().cancelling():
             pending, foreign = await handling.absorb()
             if handling.cancel_sent and not cancelled and not pending:
                 self.swallowed_cancels += 1
-        if foreign and handling.task is self.task:
+        if foreign and handling.task is None:
             self._stop_unasked()
         if raised is None:
             return Ended.REPLIED
@@ -237,7 +248,7 @@ class Serving(Intake):
         return Ended.STOPPED if handling.reason is Reason.STOP else Ended.WITHDRAWN
 
     def _settle(
-        self, delivery: Delivery, handling: Handling, ended: Ended, raised: BaseException | None, end_s: float
+        self, delivery: Delivery, start_s: float, ended: Ended, raised: BaseException | None, end_s: float
     ) -> None:
         """End a message that has no reply."""
         failed: HostWeightsError | None
@@ -251,11 +262,11 @@ class Serving(Intake):
                 self.pause()
         else:
             self.withdrawn_running += 1
-            failed = self.withdrawal_error(delivery, handling.reason or Reason.STOP, running=True)
+            failed = self.withdrawal_error(delivery, delivery.reason or Reason.STOP, running=True)
         if self.hub.journal is not None:
             self.hub.journal.finished(self.name, delivery.id, end_s, ended, None, failure)
         if self.hub.instruments is not None:
-            self.hub.instruments.over(delivery, handling.start_s, end_s, ended)
+            self.hub.instruments.over(delivery, start_s, end_s, ended)
         delivery.fail(failed)
 
     # --- cancels that the runtime did not send ----------------------------------------------------------------------
@@ -269,6 +280,7 @@ class Serving(Intake):
             await waiter
         except asyncio.CancelledError:
             self._foreign_cancel()
+        self.mailbox.pass_s = None
 
     async def _yield(self) -> None:
         try:

@@ -12,9 +12,9 @@ from ...messages.journal import JournalPolicy
 from .blocking import CallBudget, WorkerPool, run_blocking
 from .cell import Cell
 from .contract import ActorSpec, Strategy
-from .errors import ActorStopped, HandlerFailed, from_failure
+from .errors import ActorStopped, HandlerFailed, from_failure, refused
 from .events import Subscription
-from .hub import Hub, refused
+from .hub import Hub
 from .instruments import Instruments
 from .journal import Journal
 from .latch import Latch, outlast_all
@@ -113,13 +113,20 @@ class ActorSystem:
         """Send without waiting; raises MailboxFull. To an actor that is gone: a dead letter and no error."""
         self._hub.tell(name, message, None, None)
 
-    def offer(self, name: str, message: Message, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """Send, waiting for room in the mailbox; to be awaited, and returns when the message was accepted.
+    async def offer(self, name: str, message: Message, timeout_s: float | None = None) -> None:
+        """Send, waiting for room in the mailbox; returns when the message was accepted.
 
         Raises DeadlineExceeded when there was no room in time and ActorStopped when there will be none; a cancel of the
         wait leaves nothing queued.
         """
-        return self._hub.offer(name, message, timeout_s)
+        hub = self._hub
+        cell = hub.cells.get(name)
+        if cell is not None and not hub.closing:
+            mailbox = cell.mailbox
+            if mailbox.length < mailbox.limit and not mailbox.offers:  # mostly there is room, and nobody to wait behind
+                cell.accept_tell(message, None, None)
+                return
+        await hub.offer(name, message, timeout_s)
 
     def subscribe(self, limit: int = _SUBSCRIPTION_LIMIT) -> Subscription:
         """Listen to events from now on; at most ``limit`` unread ones are kept. Close it when done."""

@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hostweights.actors.kernel.admission import Service
 from hostweights.actors.kernel.cell import Cell
 from hostweights.actors.kernel.deadlines import DeadlineWheel
-from hostweights.actors.kernel.delivery import DONE, QUEUED, TAKEN, Delivery
+from hostweights.actors.kernel.delivery import Delivery
 from hostweights.actors.kernel.mailbox import Mailbox
+from hostweights.actors.kernel.states import DONE, QUEUED, TAKEN
 from hostweights.messages.base import Message
 
 
@@ -24,7 +25,7 @@ class Item(Message, frozen=True, kw_only=True, tag="t.item"):
 
 def delivery(identity: int, expected_s: float = 0.0) -> Delivery:
     service = Service(concurrent=False, concurrency_limit=1)
-    return Delivery(cast("Cell", None), identity, Item(), service, None, None, None, (), 0.0, expected_s)
+    return Delivery(cast("Cell", None), identity, (), Item(), service, None, None, None, 0.0, expected_s)
 
 
 class MailboxMachine(RuleBasedStateMachine):
@@ -90,7 +91,7 @@ def test_tombstones_do_not_pile_up_behind_a_long_handler() -> None:
         item = delivery(identity)
         mailbox.put(item)
         mailbox.bury(item)
-    assert len(mailbox._items) < 100
+    assert len(mailbox.items) < 100
     loop.close()
 
 

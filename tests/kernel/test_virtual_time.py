@@ -48,6 +48,42 @@ def test_hours_of_timeouts_take_no_time() -> None:
     assert time.monotonic() - before_s < 3600.0
 
 
+class Holder:
+    """Is quick with most messages and holds its actor for a minute with the last."""
+
+    async def started(self, context: Context) -> None: ...
+
+    async def receive(self, message: Message, context: Context) -> Message | None:  # noqa: ARG002 - the protocol's signature
+        if message == Do(n=1):
+            await asyncio.sleep(60.0)
+        return None
+
+    async def perform(self, effect: Message, context: Context) -> Message:  # noqa: ARG002 - the protocol's signature
+        return effect
+
+    async def stopped(self, context: Context) -> None: ...
+
+
+@pytest.mark.parametrize("num_before", [0, 200], ids=["woken", "after a yield"])
+def test_the_age_of_what_waits_behind_a_long_handler_is_its_own(num_before: int) -> None:
+    """A burst shares one reading of the clock; what comes while a handler waits has nothing to share."""
+
+    async def scenario() -> tuple[int, float]:
+        async with ActorSystem() as system:
+            await system.start(ActorSpec(name="a", create=Holder, accepts=(Do,)))
+            for n in (*[0] * num_before, 1):
+                system.tell("a", Do(n=n))
+            await asyncio.sleep(40.0)
+            system.tell("a", Do(n=2))
+            await asyncio.sleep(10.0)
+            (stats,) = system.stats().actors
+        return stats.mailbox_length, stats.oldest_age_s
+
+    length, age_s = run_virtual(scenario)
+    assert length == 1
+    assert age_s == pytest.approx(10.0)
+
+
 def test_a_wait_for_ever_is_a_deadlock_and_not_a_hang() -> None:
     async def scenario() -> None:
         await asyncio.Event().wait()

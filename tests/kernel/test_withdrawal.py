@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded
-from hostweights.actors.kernel.delivery import Reason
+from hostweights.actors.kernel.states import Reason
 from hostweights.actors.kernel.testing import run_virtual
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
