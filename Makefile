@@ -37,7 +37,6 @@ check: $(VENV)/test-ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-<<<<<<< HEAD
 # What the promises of RELIABILITY.md are tried with, beyond what `make test` has time for.
 soak: $(VENV)/serve-ready
 	$(BIN)/python -m examples.serving.soak --seconds $(SECONDS) --output $(VENV)/soak.json
@@ -54,11 +53,6 @@ fuzz: $(VENV)/fuzz-ready
 
 audit:
 	$(PYTHON) .ci/audit.py
-=======
-simulate: $(VENV)/test-ready
-	$(BIN)/python tests/helpers/simulate.py --seeds 10000 --jobs 2
-	$(BIN)/python tests/helpers/simulate.py --planted
->>>>>>> h-sim
 
 clean:
 	rm -rf $(VENV) dist build

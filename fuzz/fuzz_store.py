@@ -113,7 +113,7 @@ def check_manifest(data: bytes) -> None:
             checked = check_generation(place, ready.fd, _KEY, _IDENTITY)
         except (Damage, NewerSchema, HostWeightsError):
             return
-        mapping = ArtifactMapping(checked.manifest, place, checked.fds)
+        mapping = ArtifactMapping(checked.manifest, checked.index, place, checked.fds)
         try:
             _read(checked.manifest, mapping.extent, mapping.shared)
         finally:

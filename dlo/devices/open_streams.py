@@ -37,6 +37,11 @@ class OpenStreams(Generic[Stream]):
         self._failure: BaseException | None = None
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
     def open(self, make: Callable[[], Stream]) -> Stream:
         """Make one more; raises HostWeightsError(device_unavailable) after ``close``."""
         with self._lock:

@@ -102,7 +102,7 @@ class Client:
             with torch.no_grad():
                 model.module(run)
             for device in self._worker.devices:
-                if not device._closed:
+                if not device.closed:
                     device.compute_record().synchronize()
 
         try:

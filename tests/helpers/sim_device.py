@@ -70,7 +70,7 @@ class _CopyStream(CpuStream):
     """Copies that take time and can fail."""
 
     def __init__(self, name: str, device: "SimDevice") -> None:
-        super().__init__(name, device._keep)
+        super().__init__(name, device.keep)
         self._device = device
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -94,15 +94,18 @@ class SimDevice(CpuDevice):
         """Start of each range that a copy is being made into, and its end."""
         self._reading: list[tuple[int, int]] = []
         """Ranges that compute reads now."""
-        self._compute = CpuStream("compute", self._keep)
-        self._streams.append(self._compute)
+        self._compute = self._streams.open(lambda: CpuStream("compute", self.keep))
         self._failing = 0
 
     def stream(self, name: str) -> CpuStream:
-        super().stream(name).close()
-        stream = _CopyStream(name, self)
-        self._streams.append(stream)
-        return stream
+        return self._streams.open(lambda: _CopyStream(name, self))
+
+    def keep(self, failure: BaseException) -> None:
+        self._streams.keep(failure)
+
+    @property
+    def closed(self) -> bool:
+        return self._streams.closed
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         if self._faults.hits("out of device memory", "allocate"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from hostweights.actors.kernel import delivery, handling
+from hostweights.actors.kernel import delivery, handling, states
 from hostweights.actors.kernel.blocking import CallBudget, Job, WorkerPool
 from hostweights.actors.store import StoreActor
 from hostweights.dlo.driver import RingDriver
@@ -143,7 +143,7 @@ _succeed = delivery.Delivery.succeed
 
 def _succeed_not_always(self: delivery.Delivery, reply: Message) -> None:
     if self.id % 16 == 0:
-        self.state = delivery.DONE
+        self.state = states.DONE
         return
     _succeed(self, reply)
 
