@@ -138,7 +138,13 @@ class SimFiles(FileSystem):
         self._renamed(old, new)
 
     def link(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        raise NotImplementedError
+        self._call("link", target)
+        node, new = self._named(self._directory(src_dir_fd), source), self._directory(dst_dir_fd)
+        if target in new.names:
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        new.names[target] = node
+        node.links += 1
+        self._renamed(new)
 
     def unlink(self, name: str, *, dir_fd: int) -> None:
         self._call("unlink", name)

@@ -53,7 +53,7 @@ class DataNode(Node):
 
 @dataclass(eq=False)
 class NameNode(Node):
-    """A directory. ``builder`` is the open description under whose lock a payload is written here."""
+    """A directory; ``built`` once a payload was made in it, which whoever locks it then writes."""
 
     names: "dict[str, AnyNode]" = field(default_factory=dict)
     synced: "dict[str, AnyNode]" = field(default_factory=dict)

@@ -166,9 +166,6 @@ class SimThread:
         if fiber is not None and not fiber.ended and fiber is not self._sim.current:
             self._sim.wait_in(fiber.joiners, timeout)
 
-    def is_current(self) -> bool:
-        return self._fiber is self._sim.current
-
 
 class SimThreading:
     """Stands for the module ``threading``."""
@@ -200,7 +197,7 @@ class SimTime:
     """Stands for the module ``time``."""
 
     def __init__(self, sim: Sim) -> None:
-        self.monotonic = self.perf_counter = self.thread_time = sim.loop.time
+        self.monotonic = self.perf_counter = sim.loop.time
         self.sleep = sim.sleep
         self._sim = sim
 
