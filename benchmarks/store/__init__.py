@@ -1,8 +1,8 @@
 """The store against the disk, the hash, and other loaders, in one run.
 
-Every variant of a group is taken in turn, round by round, so that a noisy machine disturbs them alike; a row is the
-median of the rounds, a goal the median of the ratios within each round. Sizes are bytes of tensors; GB/s are 1e9 bytes
-per second. The disk is the one of the temporary directory (TMPDIR). Publishing needs two cores at a time, one that
+Every variant of a group is taken in each round, in another order each time, so that all are disturbed alike; a row is
+the median of the rounds, a goal the median of the ratios within each round. Sizes are bytes of tensors; GB/s are 1e9
+bytes per second. The disk is the one of the temporary directory (TMPDIR). Publishing needs two cores at a time, one that
 hashes and one that writes: the run asks for priority, and says what share of the cores others used.
 """
 

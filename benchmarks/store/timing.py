@@ -1,6 +1,7 @@
 """Taking variants in turn, so that a noisy machine disturbs them alike, and comparing them round by round."""
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -52,9 +53,10 @@ def measure(
     optional: frozenset[str] = frozenset(),
     rounds: int = ROUNDS,
 ) -> Measured:
-    """Time all variants in turn; the first round warms up, and an ``optional`` variant that fails in it is left out.
+    """Time all variants, in another order each round.
 
-    ``before`` and ``after`` stand around each call, outside the measured time.
+    The first round warms up, and an ``optional`` variant that fails in it is left out. ``before`` and ``after`` stand
+    around each call, outside the measured time.
     """
     absent: dict[str, str] = {}
     seconds: dict[str, list[float]] = {}
@@ -67,9 +69,11 @@ def measure(
             absent[name] = f"{type(failure).__name__}: {str(failure)[:200]}"
         else:
             seconds[name] = []
-    for _ in range(rounds):
-        for name, spent in seconds.items():
-            spent.append(_timed(variants[name], before, after))
+    for number in range(rounds):
+        order = list(seconds)
+        random.Random(number).shuffle(order)  # whoever comes after another finds the disk as that one left it
+        for name in order:
+            seconds[name].append(_timed(variants[name], before, after))
     return Measured(seconds, absent)
 
 
