@@ -2,7 +2,7 @@
 
 Every variant of a group is taken in each round, in another order each time, so that all are disturbed alike; a row is
 the median of the rounds, a goal the median of the ratios within each round. Sizes are bytes of tensors; GB/s are 1e9
-bytes per second. The disk is the one of the temporary directory (TMPDIR). Publishing needs two cores, one to hash and one
+bytes per second. The disk is the one of the temporary directory (TMPDIR). Publishing needs two cores, to hash and
 to write: the run asks for priority, and says what share of the cores others used.
 """
 
