@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hostweights import Config, HostWeights
+from hostweights import Config, HostWeights, ProductionPolicy
 from hostweights.actors.publisher import PublisherState
 from hostweights.actors.store import StoreState
 from tiny_model import factory, make_checkpoint, plain, run
@@ -93,13 +93,15 @@ def locks_of_keys() -> int:
 @pytest.mark.asyncio
 async def test_D1_a_key_that_was_published_leaves_nothing_in_the_actors(tmp_path: Path) -> None:
     gc.collect()
-    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+    production = ProductionPolicy(publish_after_load=False, adopt=False)
+    async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
         for seed in range(3):
             directory = tmp_path / str(seed)
             directory.mkdir()
             models = [await host.load(factory(), make_checkpoint(directory, seed=seed)) for _ in range(2)]
-            for model in models:  # the second one waits for the first one's build, and joins
-                assert model.publication is not None
-                assert (await model.publication.wait()).failure is None
+            publications = [host.publish(model) for model in models]  # one of them waits for the other's build
+            for publication in publications:
+                assert (await publication.wait()).failure is None
+            for model in models:
                 await model.unload()
             assert locks_of_keys() == 0
