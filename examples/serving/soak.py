@@ -145,7 +145,7 @@ async def planted(leak: str | None) -> AsyncIterator[dict[str, int]]:
 
 
 async def _main(arguments: argparse.Namespace) -> SoakReport:
-    with tempfile.TemporaryDirectory(prefix="hostweights-soak-", dir=arguments.place) as place:
+    with tempfile.TemporaryDirectory(prefix="hostweights-soak-", dir=arguments.place.absolute()) as place:
         async with planted(arguments.plant) as leaking:
             return await run_soak(arguments, Path(place), leaking)
 
