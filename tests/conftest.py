@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import loop_guard
+import store_kit
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,3 +25,12 @@ def _no_blocking_call_on_a_loop() -> Iterator[None]:
     yield
     loop_guard.watching = False
     assert not loop_guard.found, "the library blocked a running loop:\n" + "\n".join(loop_guard.found)
+
+
+@pytest.fixture(autouse=True)
+def _stores_are_closed() -> Iterator[None]:
+    """A store that a test leaves open holds four descriptors: with thousands of tests, more than a process may have."""
+    before = len(store_kit.OPENED)
+    yield
+    while len(store_kit.OPENED) > before:
+        store_kit.OPENED.pop().close()

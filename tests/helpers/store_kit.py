@@ -91,8 +91,14 @@ class FixedProducer:
             yield make_tensor(of)
 
 
+OPENED: list[LocalStore] = []
+"""By ``open_store``: each test closes those that it opened when it ends (tests/conftest.py)."""
+
+
 def open_store(root: Path, wait: WaitPolicy | None = None, timeout_s: float | None = None) -> LocalStore:
-    return LocalStore.open(root, wait or WaitPolicy(), PlainBudget(timeout_s))
+    store = LocalStore.open(root, wait or WaitPolicy(), PlainBudget(timeout_s))
+    OPENED.append(store)
+    return store
 
 
 def build(store: LocalStore, producer: Producer | None = None, identity: ArtifactIdentity | None = None) -> BuildResult:
