@@ -56,6 +56,14 @@ class Child:
             self._exit_code = int(self._status.readline())
         return self._exit_code
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, after waiting so long for that."""
+        if self._exit_code is not None:
+            return True
+        waiting = select.poll()  # select.select refuses descriptors over 1023
+        waiting.register(self._status, select.POLLIN)
+        return bool(waiting.poll(seconds * 1e3))
+
     def end(self) -> str:
         """Wait for the end and return the rest of the output; fails if the child failed."""
         output = self._stdout.read().strip()
@@ -66,8 +74,7 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        alive = self._exit_code is None and not select.select([self._status], [], [], 0)[0]
-        if alive:
+        if not self.ends_within(0.0):
             with suppress(ProcessLookupError):  # it ended meanwhile
                 self.signal(signal.SIGKILL)
         self.wait()

@@ -2,7 +2,6 @@
 
 import os
 import random
-import select
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -61,9 +60,7 @@ def _dedented(code: str) -> str:
 
 def let_run(child: Child, seconds: float) -> None:
     """Let a child run for so long; it must not end meanwhile."""
-    waiting = select.poll()  # select refuses descriptors over 1023
-    waiting.register(child._status, select.POLLIN)
-    assert not waiting.poll(seconds * 1e3), f"the child ended by itself with {child.wait()}"
+    assert not child.ends_within(seconds), f"the child ended by itself with {child.wait()}"
 
 
 def moment() -> float:
