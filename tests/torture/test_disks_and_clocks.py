@@ -16,6 +16,7 @@ from child_kit import Child, run_child
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.messages.failure import Code, HostWeightsError
+from small_disk import small_disk_at
 from store_kit import (
     PAYLOAD,
     assert_right_values,
@@ -39,15 +40,8 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB of its own."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount)], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode()}")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+    with small_disk_at(tmp_path / "disk") as mount:
+        yield mount
 
 
 def _free(disk: Path) -> int:
