@@ -5,7 +5,6 @@ import fcntl
 import os
 import resource
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, Produ
 from hostweights.hwr.records import ModelRecord
 from hostweights.messages.config import Validation, WaitPolicy
 from hostweights.messages.report import Outcome
+from small_disk import small_disk_at
 from tiny_model import Tiny, factory, make_checkpoint, plain, run
 
 pytestmark = pytest.mark.asyncio
@@ -177,14 +177,8 @@ async def test_A1_a_builder_that_hangs_elsewhere_makes_preferred_fall_back_and_r
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs with room for the directories of a store and nothing else."""
-    disk = _made(tmp_path / "disk")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"this process may not mount: {done.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with small_disk_at(tmp_path / "disk", "16k") as disk:
+        yield disk
 
 
 async def test_A9_a_full_store_makes_preferred_fall_back(tmp_path: Path, small_disk: Path) -> None:

@@ -1,7 +1,6 @@
 """D3: what is recorded, where and how long, is a setting of the host; a journal that fails takes nothing with it."""
 
 import logging
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hostweights.actors.kernel.journal_file import full_parts
 from hostweights.actors.replaying import replayable
 from hostweights.messages import AnyMessage
 from hostweights.messages.journal import JournalHeader, JournalRecord
+from small_disk import small_disk_at
 from tiny_model import factory, make_checkpoint, plain, run
 
 pytestmark = pytest.mark.asyncio
@@ -137,15 +137,8 @@ async def test_D3_an_existing_journal_is_never_written_over(tmp_path: Path) -> N
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs with room for one page."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"this process may not mount: {done.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with small_disk_at(tmp_path / "disk", "4k") as disk:
+        yield disk
 
 
 async def test_D3_a_full_disk_is_said_once_and_the_host_goes_on(

@@ -1,4 +1,4 @@
-"""A file system of 1 MiB of its own, for tests of full and read-only disks."""
+"""A small file system of its own, for tests of full and read-only disks."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import pytest
 
 
 @contextmanager
-def small_disk_at(mount: Path) -> Iterator[Path]:
+def small_disk_at(mount: Path, size: str = "1m") -> Iterator[Path]:
     """Mounted for the block; the test is skipped where that is not permitted."""
     mount.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(mount)], capture_output=True, check=False
     )
     if done.returncode != 0:
         pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode()}")
