@@ -29,7 +29,7 @@ from .remote.download import Download
 from .remote.ranges import range_reader
 from .scrub import Reading, ScrubReport, scrub, verify
 from .staging import staged
-from .store_files import Place, make_directory, opened_directory, os_errors
+from .store_files import Place, make_directory, opened_within, os_errors
 from .trust import check_entry
 from .upkeep import Description, StoredGeneration
 from .writer import ArtifactWriter
@@ -207,10 +207,9 @@ class LocalStore:
         """
         self._check_open()
         self._workshop()
-        with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path / key / generation}"):
+        with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path_of(key, generation)}"):
             try:
-                directory = self._domain.artifacts.path / key / generation
-                condemn_generation(directory, self._domain.artifacts.fd, code, reason)
+                condemn_generation(self._domain.artifacts, key, generation, code, reason)
             except FileNotFoundError:
                 raise error(
                     Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
@@ -233,7 +232,7 @@ class LocalStore:
         Raises HostWeightsError: artifact_missing; manifest_corrupt; manifest_incompatible; io_error (retryable).
         """
         self._check_open()
-        with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path / key / generation}"):
+        with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path_of(key, generation)}"):
             return upkeep.describe(self._domain.artifacts, key, generation)
 
     def verify(self, key: str, generation: str, budget: Budget, progress: Progress | None = None) -> int:
@@ -243,7 +242,7 @@ class LocalStore:
         by name; manifest_incompatible; io_error (retryable); what the budget raises.
         """
         self._check_open()
-        with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path / key / generation}"):
+        with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path_of(key, generation)}"):
             return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
 
     def remove(self, key: str, generation: str, budget: Budget | None = None) -> int:
@@ -298,7 +297,7 @@ class LocalStore:
             raise error(Stage.CAPACITY, Code.INVALID_CONFIG, f"{key!r} is no artifact key (64 hexadecimal digits)")
         with os_errors(Stage.CAPACITY, f"pin {key} in {self.root}"):
             make_directory(artifacts, key, workshop.directory_mode)
-            with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+            with opened_within(artifacts, key) as key_directory:
                 set_pinned(key_directory, pinned=pinned)
 
     def close(self) -> None:
@@ -326,7 +325,7 @@ class LocalStore:
         return Ledger(self._domain.artifacts, workshop, self._capacity, self._wait.domain_s)
 
     def _build_lock(self, workshop: Workshop, key: str, budget: Budget) -> LockHandle:
-        path = workshop.locks.path / f"{key}.build.lock"
+        path = workshop.locks.path_of(f"{key}.build.lock")
         lock = open_lock_file(workshop.locks.fd, path, workshop.lock_mode)
         try:
             acquire(
@@ -364,7 +363,7 @@ class LocalStore:
         artifacts = self._domain.artifacts
         with os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
             try:
-                with opened_directory(artifacts.path / search.key, artifacts.fd) as key_directory:
+                with opened_within(artifacts, search.key) as key_directory:
                     check_entry(artifacts, key_directory)
                     return lease_newest(key_directory, search, budget)
             except (FileNotFoundError, NotADirectoryError):

@@ -129,7 +129,7 @@ class Bytes:
     def extent(self, block: int) -> torch.Tensor | None:
         return None if self._scattered else self.values[block]
 
-    def file(self, block: int) -> Path | None:
+    def file(self, block: int) -> str | None:
         del block
         return None
 
