@@ -19,9 +19,9 @@ from torch import nn
 
 from ..messages.dtypes import DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from .build_mode import default_dtype
 from .checkpoint import open_checkpoint
 from .checkpoint_files import INDEX_SUFFIX, SUFFIX
-from .default_dtype import DefaultDtype
 from .dtypes import dtype_tag, torch_dtype
 from .models import RECORD_OF_CLASS
 from .module_tensors import places
@@ -174,7 +174,7 @@ def _finished(found: _Found, source: Path, dtype: torch.dtype | None, memory: So
     main = dtype or (torch.get_default_dtype() if stored.main is None else torch_dtype(stored.main))
 
     def factory() -> nn.Module:
-        with DefaultDtype(main):
+        with default_dtype(main):
             module = found.build()
         return module.eval()
 

@@ -37,11 +37,12 @@ def _validate(module: nn.Module) -> None:
         blocks = module.get_submodule(stack)
         if not isinstance(blocks, nn.ModuleList) or not any(True for _ in blocks.parameters()):
             raise _refused(f"{stack} is no list of blocks with parameters")
-    dtypes = {parameter.dtype for parameter in module.parameters()}
+    parameters = list(module.named_parameters())
+    dtypes = {parameter.dtype for _, parameter in parameters}
     if len(dtypes) != 1:
         found = ", ".join(sorted(map(str, dtypes)))
         raise _refused(f"the transformer's parameters have dtypes {found}; the model keeps none apart")
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters:
         if not parameter.is_contiguous():
             raise _refused(f"parameter {name} is not contiguous")
 
