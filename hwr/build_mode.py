@@ -18,6 +18,9 @@ _PLAIN: Final = frozenset({"empty", "zeros", "ones"})
 _EXPLICIT: Final = frozenset({"float", "frombuffer", "from_numpy", "as_tensor", "type_as", "view_as", "copy_"})
 """Functions whose result has a dtype that somebody asked for, though no dtype is among the arguments."""
 
+_ATTRIBUTE: Final = frozenset({"__get__", "__set__"})
+"""Looking at a tensor's attribute, which makes no new tensor: half of all calls."""
+
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
@@ -64,8 +67,10 @@ class _Mode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  # whatever torch's function gives
         """Run the function, unless it is a fill to be left out, and convert what only the default dtype made."""
-        kwargs = kwargs or {}
         name = func.__name__
+        if name in _ATTRIBUTE:
+            return func(*args)
+        kwargs = kwargs or {}
         if name in _RANDOM_FILLS and not self.fills:
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, torch.Tensor) and target.device.type == "meta":

@@ -54,7 +54,7 @@ class _Mover:
 
     def move(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The meta twin of a plain parameter, or None for one that is on meta or of a class of its own."""
-        if type(parameter) is not nn.Parameter or parameter.device.type == "meta":
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
             return None
         known = self._moved.get(id(parameter))
         if known is not None and known[0]() is parameter:
@@ -62,8 +62,10 @@ class _Mover:
         # The new shape keeps the strides; the values, and any memory shared with another tensor, are left behind.
         twin = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
         twin.__class__ = nn.Parameter  # as torch turns its lazy parameters; ``nn.Parameter`` would make another tensor
-        twin.requires_grad = parameter.requires_grad
-        copy_attributes(parameter, twin)
+        if parameter.requires_grad:
+            twin.requires_grad = True
+        if vars(parameter):
+            copy_attributes(parameter, twin)
         self._moved[id(parameter)] = (weakref.ref(parameter), twin)
         return twin
 
