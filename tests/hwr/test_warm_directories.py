@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hostweights import Code, Config, HostWeights, Mode, load_transformers
+from hostweights import Code, Config, HostWeights, Mode, describe_directory, load_transformers, open_sync, warm
 from hostweights.hwr import directories
 from hostweights.hwr.checkpoint import Checkpoint, open_checkpoint
 from hostweights.hwr.directories import model_source
@@ -250,6 +250,27 @@ async def test_B8_changed_directory_is_another_model_and_disabled_leaves_no_memo
         changed = await load_transformers(host, folder)
         assert not changed.warm
         assert same_state(changed.module, second)
+
+
+def test_B8_first_load_of_what_was_warmed_opens_no_weight_file(
+    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
+    folder, config = tmp_path / "model", Config(root=str(tmp_path / "store"))
+    saved = bert(transformers, folder)
+    found = describe_directory(folder)
+    assert warm(config, found.factory, found.source, record=found.record, name=found.name).built
+
+    def refuse(path: Path) -> Checkpoint:
+        raise AssertionError(f"opens {path}")
+
+    for module in ("hostweights.hwr.directories", "hostweights.actors.ports.loader"):
+        monkeypatch.setattr(f"{module}.open_checkpoint", refuse)
+    with open_sync(config) as host:
+        model = host.load_transformers(folder)
+        assert model.warm
+        assert same_state(model.module, saved)
+        host.unload(model)
 
 
 @pytest.mark.asyncio
