@@ -15,7 +15,9 @@ from anyio import to_thread
 from ..dlo.timeline import Timeline
 from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
+from ..hwr.source_memory import SourceMemory
 from ..messages.base import Message
+from ..messages.budget import Budget
 from ..messages.config import Config, Mode
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import ArtifactIdentity
@@ -53,6 +55,7 @@ from .stats import AttachmentStats, HostStats
 _LOG = logging.getLogger("hostweights")
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 class HostWeights:
@@ -150,6 +153,16 @@ class HostWeights:
         if resolved.publishable and self._config.production.publish_after_load:
             self.publish(model)
         return model
+
+    async def _describe(self, find: Callable[[SourceMemory | None], T], mode: Mode | None) -> T:
+        """What ``find`` makes of a source in a thread of its own, with what this store remembers of sources."""
+        _ = self._assembly.system  # closed, nothing may open the store again
+        remembers = (self._config.mode if mode is None else mode) is not Mode.DISABLED
+
+        def describe(budget: Budget) -> T:
+            return find(self._assembly.source_memory(budget) if remembers else None)
+
+        return await self._loads.run(in_own_thread("hostweights-directory", describe), "describe a directory")
 
     def _abandon(self, model_id: str, lease_id: str) -> None:
         self._assembly.resources.forget_model(model_id)
@@ -417,9 +430,10 @@ def _warn(report: ResolutionReport) -> None:
 
 async def _concede(entry: ModelEntry) -> None:
     """A load that failed before the ranks agreed says so: the others must not wait for it."""
-    if entry.agreement is not None:
+    agreement = entry.agreement
+    if agreement is not None:
         with suppress(HostWeightsError):  # this rank's own failure is what its caller is told
-            await in_own_thread("hostweights-agree", entry.agreement.miss)
+            await in_own_thread("hostweights-agree", lambda _: agreement.miss())
 
 
 def _new_id(prefix: str) -> str:

@@ -5,7 +5,9 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
+from ..hwr.source_memory import SourceMemory
 from ..messages.base import Message
+from ..messages.budget import Budget
 from ..messages.config import Config
 from ..messages.failure import Code, Stage, error
 from ..messages.publisher import ListPublications, Publish
@@ -140,6 +142,11 @@ class Assembly:
         digests = self._store_port.digest_directory
         return LocalLoader(self.resources, digests, config.production.packing, config.representation)
 
+    def source_memory(self, budget: Budget) -> SourceMemory | None:
+        """What this store's users found out about sources; blocking, None while the store cannot be opened."""
+        directory = self._store_port.digest_directory(budget)
+        return None if directory is None else SourceMemory(directory / "sources")
+
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""
         timeout_s = None if timeout_s == inf else timeout_s
@@ -156,7 +163,7 @@ class Assembly:
             await self._stack.aclose()
         finally:
             self._system = None
-            await in_own_thread("hostweights-close", self._close_resources)
+            await in_own_thread("hostweights-close", lambda _: self._close_resources())
 
     def _close_resources(self) -> None:
         self.resources.close()

@@ -1,6 +1,7 @@
 """Loading what diffusers and transformers have saved, by directory alone."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,10 +10,10 @@ from ..hwr.directories import ModelSource as ModelSource
 from ..hwr.directories import component_names, model_source
 from ..hwr.records import generic_record
 from ..hwr.skeleton import build_skeleton
+from ..hwr.source_memory import SourceMemory
 from ..messages.config import Mode
 from ..messages.failure import Code, Stage
 from .api import HostWeights, LoadedModel
-from .kernel.blocking import in_own_thread
 from .ports.faults import answered
 
 
@@ -33,7 +34,7 @@ async def load_diffusers(
     its own loader: hand the module to the pipeline's ``from_pretrained``. ``variant`` chooses one of several sets of
     weights ("fp16"). Raises what ``describe_directory`` and ``HostWeights.load`` raise.
     """
-    return await _load(host, lambda: describe_directory(directory, component, variant, dtype), mode, timeout_s)
+    return await _load(host, _Asked(directory, component, variant, dtype), mode, timeout_s)
 
 
 async def load_transformers(
@@ -46,14 +47,26 @@ async def load_transformers(
     timeout_s: float | None = None,
 ) -> LoadedModel:
     """Load the model of a transformers directory, as ``load_diffusers`` loads a component."""
-    return await _load(host, lambda: describe_directory(directory, None, variant, dtype), mode, timeout_s)
+    return await _load(host, _Asked(directory, None, variant, dtype), mode, timeout_s)
 
 
-async def _load(
-    host: HostWeights, describe: Callable[[], ModelSource], mode: Mode | None, timeout_s: float | None
-) -> LoadedModel:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The arguments that say which model of a directory is meant."""
+
+    directory: str | Path
+    component: str | None
+    variant: str | None
+    dtype: torch.dtype | None
+
+    def find(self, memory: SourceMemory | None) -> ModelSource:
+        with answered(Stage.PLANNING, Code.MODEL_FAILED, f"the model in {self.directory} could not be described"):
+            return model_source(Path(self.directory), self.component, self.variant, self.dtype, memory)
+
+
+async def _load(host: HostWeights, asked: _Asked, mode: Mode | None, timeout_s: float | None) -> LoadedModel:
     # The libraries' imports take seconds, so that the loop must not wait for them.
-    found = await in_own_thread("hostweights-directory", describe)
+    found = await host._describe(asked.find, mode)  # noqa: SLF001  # a part of a load like the rest of it
     return await host.load(
         found.factory, found.source, record=found.record, name=found.name, mode=mode, timeout_s=timeout_s
     )
@@ -70,8 +83,7 @@ def describe_directory(
     Raises source_missing, source_corrupt, source_ambiguous when a pipeline has several components and none is named,
     unsupported for a class that the libraries lack, and model_failed when the class refuses its configuration.
     """
-    with answered(Stage.PLANNING, Code.MODEL_FAILED, f"the model in {directory} could not be described"):
-        return model_source(Path(directory), component, variant, dtype)
+    return _Asked(directory, component, variant, dtype).find(None)
 
 
 def list_components(directory: str | Path) -> tuple[str, ...]:

@@ -21,7 +21,9 @@ from ..hwr.records import ModelRecord, generic_record
 from ..hwr.sharding import shard_skeleton
 from ..hwr.skeleton import build_skeleton
 from ..hwr.source import source_digest
+from ..hwr.source_memory import SourceMemory, source_fingerprint
 from ..hwr.store import LocalStore
+from ..hwr.stored_dtypes import stored_dtypes
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
 from ..messages.config import Config, Representation
 from ..messages.failure import Code, Stage, printable
@@ -76,6 +78,7 @@ def warm(
     final = config.representation is Representation.FINAL
     fp8 = None if final else quantise_skeleton(skeleton, record, config.representation)
     ownership = collect_ownership(skeleton, record)
+    fingerprint = source_fingerprint(Path(source))
     checkpoint = open_checkpoint(Path(source))
     stored = ownership if fp8 is None else fp8.base
     plan = plan_ownership(stored, record, checkpoint, budget)
@@ -86,6 +89,10 @@ def warm(
         digest = source_digest(
             checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
         )
+        if source_fingerprint(Path(source)) == fingerprint:
+            memory = SourceMemory(store.root / "digests" / "sources")
+            memory.keep(fingerprint, digest)
+            memory.keep_dtypes(fingerprint, stored_dtypes(checkpoint))
         identity = identity_for(
             record, ownership, digest, name or type(skeleton).__name__, config.representation, adaptation
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 def read_start(path: str, limit_bytes: int) -> bytes:
     """At most the first ``limit_bytes`` of a file. Raises OSError."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as stream:
-        return stream.read(limit_bytes)
+        return stream.read(min(limit_bytes, os.fstat(stream.fileno()).st_size))
 
 
 def replace_file(directory: Path, path: str, data: bytes) -> None:

@@ -7,11 +7,9 @@ is never run. A library is imported when one of its classes is asked for.
 import importlib
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,21 +19,22 @@ from torch import nn
 
 from ..messages.dtypes import DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from .checkpoint import Checkpoint, open_checkpoint
+from .build_mode import default_dtype
+from .checkpoint import open_checkpoint
 from .checkpoint_files import INDEX_SUFFIX, SUFFIX
-from .default_dtype import DefaultDtype
 from .dtypes import dtype_tag, torch_dtype
 from .models import RECORD_OF_CLASS
 from .module_tensors import places
 from .records import ModelRecord, generic_record
 from .skeleton import build_skeleton
 from .source_files import open_regular
+from .source_memory import SourceMemory, source_fingerprint
+from .stored_dtypes import StoredDtypes, stored_dtypes
 
 _STEMS: Final = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 _MAX_JSON_BYTES: Final = 10_000_000
 _NOT_INSIDE: Final = frozenset({"", ".", ".."})
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
-_FLOATS: Final = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _FLOAT_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 _IMPLEMENTATION: Final = "_implementation"
@@ -72,9 +71,15 @@ def component_names(directory: Path) -> tuple[str, ...]:
 
 
 def model_source(
-    directory: Path, component: str | None = None, variant: str | None = None, dtype: torch.dtype | None = None
+    directory: Path,
+    component: str | None = None,
+    variant: str | None = None,
+    dtype: torch.dtype | None = None,
+    memory: SourceMemory | None = None,
 ) -> ModelSource:
     """The model in a directory, or in a pipeline's directory the named component.
+
+    Reads the headers of the weight files, or none of them when ``memory`` knows what they store.
 
     ``variant`` names one of several sets of weights beside each other ("fp16"). ``dtype`` casts floating tensors to
     it, but for those that the class itself keeps in FP32; the casts are part of the record, and so of the artifact's
@@ -95,9 +100,8 @@ def model_source(
         raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root)
     folder = root / component if component is not None else root / names[0] if names else root
     config = _read_json(folder / "config.json")
-    if "_class_name" in config:
-        return _diffusers_source(folder, config, variant, dtype)
-    return _transformers_source(folder, config, variant, dtype)
+    found = _diffusers_class(folder, config) if "_class_name" in config else _transformers_class(folder, config)
+    return _finished(found, _weights(folder, found.stem, variant), dtype, memory)
 
 
 def _is_component(root: Path, name: str, value: object) -> bool:
@@ -107,32 +111,43 @@ def _is_component(root: Path, name: str, value: object) -> bool:
     return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
 
 
-def _diffusers_source(folder: Path, config: Json, variant: str | None, dtype: torch.dtype | None) -> ModelSource:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A class of a library, and how its configuration builds it.
+
+    ``stem`` begins the names of its weight files, ``prefixes`` are what its names may have more than the checkpoint's.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    stem: str
+    prefixes: Mapping[str, tuple[str, ...]]
+
+
+def _diffusers_class(folder: Path, config: Json) -> _Found:
     kind = _class(folder, "diffusers", config["_class_name"])
-    source = _weights(folder, _STEMS["diffusers"], variant)
 
     def build() -> nn.Module:
         module: nn.Module = kind.from_config(dict(config))
         return module
 
-    return _finished(kind.__name__, build, source, {}, dtype)
+    return _Found(kind.__name__, build, _STEMS["diffusers"], {})
 
 
-def _transformers_source(folder: Path, config: Json, variant: str | None, dtype: torch.dtype | None) -> ModelSource:
+def _transformers_class(folder: Path, config: Json) -> _Found:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         text = f"{folder / 'config.json'} names no one class (architectures: {named}); load it with a factory"
         raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=folder)
     _refuse_code_from_elsewhere(folder, config)
     kind = _class(folder, "transformers", named[0])
-    source = _weights(folder, _STEMS["transformers"], variant)
 
     def build() -> nn.Module:
         module: nn.Module = kind(kind.config_class.from_pretrained(folder))
         return module
 
     prefix = f"{kind.base_model_prefix}."
-    return _finished(kind.__name__, build, source, {"": ("", prefix), prefix: ("",)}, dtype)
+    return _Found(kind.__name__, build, _STEMS["transformers"], {"": ("", prefix), prefix: ("",)})
 
 
 def _refuse_code_from_elsewhere(folder: Path, config: Json) -> None:
@@ -152,37 +167,44 @@ def _refuse_code_from_elsewhere(folder: Path, config: Json) -> None:
                     raise error(Stage.SOURCE, Code.UNSUPPORTED, f"{text}; take the entry out", file=folder)
 
 
-def _finished(
-    name: str,
-    build: Callable[[], nn.Module],
-    source: Path,
-    prefixes: Mapping[str, tuple[str, ...]],
-    dtype: torch.dtype | None,
-) -> ModelSource:
+def _finished(found: _Found, source: Path, dtype: torch.dtype | None, memory: SourceMemory | None) -> ModelSource:
     """The source of a class whose names may differ from the checkpoint's by a prefix."""
-    checkpoint = open_checkpoint(source)
-    record = RECORD_OF_CLASS.get(name)
+    stored = _stored_dtypes(source, memory)
+    record = RECORD_OF_CLASS.get(found.name)
+    main = dtype or (torch.get_default_dtype() if stored.main is None else torch_dtype(stored.main))
 
     def factory() -> nn.Module:
-        with DefaultDtype(dtype or _main_dtype(checkpoint)):
-            module = build()
+        with default_dtype(main):
+            module = found.build()
         return module.eval()
 
     if record is None:
-        pairs = tuple((old, new) for old, others in prefixes.items() for new in others)
+        pairs = tuple((old, new) for old, others in found.prefixes.items() for new in others)
         record = generic_record(build_skeleton(factory))
         record = replace(record, renames=tuple(dict.fromkeys((*record.renames, *pairs))))
     if dtype is None:
-        return ModelSource(_StoredDtypes(factory, record, checkpoint), source, name, record)
-    record = replace(record, casts=tuple(dict.fromkeys((*record.casts, *_casts(checkpoint, dtype)))))
-    return ModelSource(_OneDtype(factory, dtype), source, name, record)
+        return ModelSource(_StoredFactory(factory, record, stored), source, found.name, record)
+    record = replace(record, casts=tuple(dict.fromkeys((*record.casts, *_casts(stored, dtype)))))
+    return ModelSource(_OneDtype(factory, dtype), source, found.name, record)
 
 
-def _casts(checkpoint: Checkpoint, dtype: torch.dtype) -> list[tuple[DType, DType]]:
+def _stored_dtypes(source: Path, memory: SourceMemory | None) -> StoredDtypes:
+    """What a checkpoint stores: remembered while nobody touched its files, otherwise read from their headers."""
+    if memory is None:
+        return stored_dtypes(open_checkpoint(source))
+    fingerprint = source_fingerprint(source)
+    known = memory.find_dtypes(fingerprint)
+    if known is None:
+        known = stored_dtypes(open_checkpoint(source))
+        if source_fingerprint(source) == fingerprint:
+            memory.keep_dtypes(fingerprint, known)
+    return known
+
+
+def _casts(stored: StoredDtypes, dtype: torch.dtype) -> list[tuple[DType, DType]]:
     """The conversions from what the checkpoint stores, also of what a class keeps in FP32."""
-    stored = {tensor.stored.dtype for tensor in checkpoint.tensors.values()} & _FLOATS
     wanted = {dtype_tag(dtype, "dtype"), DType.F32}
-    return sorted((old, new) for old in stored for new in wanted if old is not new)
+    return sorted((old, new) for old in stored.floats for new in wanted if old is not new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,36 +238,27 @@ def _kept_in_fp32(module: nn.Module, dtype: torch.dtype) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredDtypes:
+class _StoredFactory:
     """A factory whose module takes each floating tensor's dtype from the checkpoint."""
 
     factory: Callable[[], nn.Module]
     record: ModelRecord
-    checkpoint: Checkpoint
+    stored: StoredDtypes
 
     def __call__(self) -> nn.Module:
         module = self.factory()
+        floats = {torch_dtype(dtype) for dtype in self.stored.floats}
         for place in places(module):
-            dtypes = {
-                torch_dtype(self.checkpoint.tensors[key].stored.dtype)
-                for key in self.record.candidates(place.name)
-                if key in self.checkpoint.tensors
-            }
             tensor = place.tensor
-            if place.persistent and tensor.dtype not in dtypes and len(dtypes) == 1 and tensor.is_floating_point():
+            if not place.persistent or not tensor.is_floating_point() or floats == {tensor.dtype}:
+                continue
+            found = map(self.stored.of, self.record.candidates(place.name))
+            dtypes = {torch_dtype(dtype) for dtype in found if dtype is not None}
+            if tensor.dtype not in dtypes and len(dtypes) == 1:
                 wanted = dtypes.pop()
                 if wanted.is_floating_point:
                     tensor.data = tensor.data.to(wanted)
         return module
-
-
-def _main_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The floating dtype of most elements."""
-    counts: Counter[DType] = Counter()
-    for tensor in checkpoint.tensors.values():
-        if tensor.stored.dtype in _FLOATS:
-            counts[tensor.stored.dtype] += prod(tensor.stored.shape)
-    return torch_dtype(counts.most_common(1)[0][0]) if counts else torch.get_default_dtype()
 
 
 def _weights(folder: Path, stem: str, variant: str | None) -> Path:

@@ -90,22 +90,19 @@ def bind(group: Sequence[Place], tensor: torch.Tensor) -> None:
     """
     made: torch.Tensor | None = None
     for place in group:
-        old = place.tensor
+        old = place.table[place.attribute]
+        assert old is not None
         if not old.is_meta:
             old.data = tensor
             continue
         if made is None:
-            made = _replacement(old, tensor.data, place)  # ``detach`` and views would share the counter
-        place.put(made)
-
-
-def _replacement(old: torch.Tensor, own: torch.Tensor, place: Place) -> torch.Tensor:
-    if place.kind is not _PARAMETER or type(place) is not Place:
-        return own
-    parameter: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, own, False)  # noqa: SLF001  # half the cost
-    if vars(old):
-        copy_attributes(old, parameter)
-    return parameter
+            made = tensor.data  # ``detach`` and views would share the counter
+            if place.kind is _PARAMETER and type(place) is Place:
+                # As torch turns its lazy parameters; ``nn.Parameter`` would make a third tensor.
+                made.__class__ = nn.Parameter
+                if vars(old):
+                    copy_attributes(old, made)
+        place.table[place.attribute] = made
 
 
 def copy_attributes(source: torch.Tensor, target: torch.Tensor, but: Collection[str] = ()) -> None:

@@ -95,7 +95,10 @@ def _ownership_of(
     groups: Mapping[str, Sequence[Place]], blocks: tuple[str, ...], taken_apart: tuple[CompositeEntry, ...]
 ) -> Ownership:
     named = {name: index for index, name in enumerate(blocks)}
-    homes = {stored: _common_block(group, named) for stored, group in groups.items()}
+    homes = {
+        stored: _block_of(stored, named) if len(group) == 1 else _common_block(group, named)
+        for stored, group in groups.items()
+    }
     owning = sorted({home for home in homes.values() if home is not None})
     renumbered: dict[int | None, int | None] = {home: index for index, home in enumerate(owning)}
     forms: dict[tuple[torch.Size, torch.dtype], tuple[tuple[int, ...], DType, tuple[int, ...]]] = {}
@@ -105,9 +108,11 @@ def _ownership_of(
         first = group[0]
         tensor = first.tensor
         key = (tensor.shape, tensor.dtype)
-        if key not in forms:
-            forms[key] = tuple(tensor.shape), dtype_tag(tensor.dtype, stored), contiguous_stride(tensor.shape)
-        shape, dtype, stride = forms[key]
+        form = forms.get(key)
+        if form is None:
+            form = tuple(tensor.shape), dtype_tag(tensor.dtype, stored), contiguous_stride(tensor.shape)
+            forms[key] = form
+        shape, dtype, stride = form
         if type(first) is not Place:
             stride = _own_stride(first)
         home = renumbered.get(homes[stored])
@@ -256,10 +261,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _common_block(group: Sequence[Place], blocks: Mapping[str, int]) -> int | None:
-    block = _block_of(group[0].name, blocks)
-    if len(group) > 1 and any(_block_of(other.name, blocks) != block for other in group):
-        return None
-    return block
+    found = {_block_of(place.name, blocks) for place in group}
+    return found.pop() if len(found) == 1 else None
 
 
 def _block_of(name: str, blocks: Mapping[str, int]) -> int | None:

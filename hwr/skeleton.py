@@ -2,22 +2,16 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.overrides import TorchFunctionMode
 
 from ..messages.manifest import TensorKind
+from .build_mode import no_random_fills
 from .module_tensors import copy_attributes, places
-
-_RANDOM_FILLS = frozenset(
-    {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
-    # Of nn.init, which torch hands over whole: what these call inside is not seen any more.
-    | {"kaiming_normal_", "kaiming_uniform_", "orthogonal_", "trunc_normal_", "xavier_normal_", "xavier_uniform_"}
-)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -38,7 +32,7 @@ def build_skeleton(factory: Callable[[], ModuleT]) -> ModuleT:
     mover = _Mover()
     outer, _building.mover = _building.mover, mover
     try:
-        with _NoRandomFills():
+        with no_random_fills():
             module = factory()
     finally:
         _building.mover = outer
@@ -52,46 +46,26 @@ def build_skeleton(factory: Callable[[], ModuleT]) -> ModuleT:
     return module
 
 
-class _NoRandomFills(TorchFunctionMode):
-    """Leaves out random fills of tensors on meta, which have no values to fill.
-
-    torch would carry them out by its Python meta kernels, whose first use in a process imports some 800 modules
-    (about 0.8 s): most of a warm start.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],  # torch's signature
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # whatever torch's function gives
-        """Answer a random fill of a meta tensor with the tensor; pass everything else on."""
-        kwargs = kwargs or {}
-        if func.__name__ in _RANDOM_FILLS:
-            target = args[0] if args else kwargs.get("tensor")
-            if isinstance(target, torch.Tensor) and target.device.type == "meta":
-                return target
-        return func(*args, **kwargs)
-
-
 class _Mover:
     """Moves parameters to meta; one object stays one object."""
 
     def __init__(self) -> None:
-        self._moved: dict[int, tuple[weakref.ref[torch.Tensor], nn.Parameter]] = {}
+        self._moved: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
-    def move(self, parameter: torch.Tensor) -> nn.Parameter | None:
+    def move(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The meta twin of a plain parameter, or None for one that is on meta or of a class of its own."""
-        if type(parameter) is not nn.Parameter or parameter.device.type == "meta":
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
             return None
         known = self._moved.get(id(parameter))
         if known is not None and known[0]() is parameter:
             return known[1]
         # The new shape keeps the strides; the values, and any memory shared with another tensor, are left behind.
-        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-        twin = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-        copy_attributes(parameter, twin)
+        twin = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+        twin.__class__ = nn.Parameter  # as torch turns its lazy parameters; ``nn.Parameter`` would make another tensor
+        if parameter.requires_grad:
+            twin.requires_grad = True
+        if vars(parameter):
+            copy_attributes(parameter, twin)
         self._moved[id(parameter)] = (weakref.ref(parameter), twin)
         return twin
 
@@ -105,11 +79,12 @@ class _Building(threading.local):
 _building = _Building()
 
 
-def _on_registration(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:  # noqa: ARG001  # torch's signature
+def _on_registration(module: nn.Module, name: str, parameter: nn.Parameter | None) -> torch.Tensor | None:  # noqa: ARG001  # torch's signature
     """What to register instead, or None to leave it."""
     if parameter is None or _building.mover is None:
         return None
-    return _building.mover.move(parameter)
+    with torch._C.DisableTorchFunction():  # noqa: SLF001  # modes would ask Python about each attribute looked at
+        return _building.mover.move(parameter)
 
 
 # Once, and never removed: torch iterates over its hooks without a lock, so that to add or remove one breaks any other

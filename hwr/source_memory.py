@@ -1,4 +1,4 @@
-"""What a checkpoint's content digest was, by nothing but the status of its files: a warm start opens none of them."""
+"""What was found out about a checkpoint, by nothing but the status of its files: a warm start opens none of them."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -16,10 +16,11 @@ from .cache_files import read_start, replace_file
 from .checkpoint_files import resolve_link, select_files
 from .digest_cache import SETTLED_NS
 from .source_files import open_failure
+from .stored_dtypes import StoredDtypes
 
 _FORMAT: Final = 2
 """Rises whenever ``source_digest`` would give another digest for the same bytes."""
-_MAX_ENTRY_BYTES: Final = 4096
+_MAX_ENTRY_BYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,16 @@ class Fingerprint:
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: Digest
     digest: Digest
+
+
+class _DtypesEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal[1]
+    """Rises whenever ``stored_dtypes`` would find something else in the same bytes."""
+    fingerprint: Digest
+    dtypes: StoredDtypes
+
+
+_E = TypeVar("_E", _Entry, _DtypesEntry)
 
 
 def source_fingerprint(path: Path) -> Fingerprint:
@@ -63,7 +74,7 @@ def source_fingerprint(path: Path) -> Fingerprint:
 
 
 class SourceMemory:
-    """One small file per fingerprint in a directory; best effort, never an error, and trusted as ``DigestCache`` is."""
+    """Small files per fingerprint in a directory; best effort, never an error, and trusted as ``DigestCache`` is."""
 
     def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
@@ -71,22 +82,45 @@ class SourceMemory:
 
     def find(self, fingerprint: Fingerprint) -> str | None:
         """The content digest of the checkpoint that has this fingerprint, or None."""
-        try:
-            entry = msgspec.json.decode(read_start(self._path(fingerprint), _MAX_ENTRY_BYTES), type=_Entry)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        return entry.digest if entry.fingerprint == fingerprint.digest else None
+        entry = _read(self._path(fingerprint), fingerprint, _Entry)
+        return None if entry is None else entry.digest
 
     def keep(self, fingerprint: Fingerprint, digest: str) -> None:
         """Remember a digest that was made while the checkpoint had this fingerprint, before and after.
 
         Forgotten at once when a file changed a moment ago: a later change could leave the same times.
         """
-        if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:
-            return
-        with suppress(OSError):
-            data = msgspec.json.encode(_Entry(fingerprint.digest, digest))
-            replace_file(self._directory, self._path(fingerprint), data)
+        self._write(self._path(fingerprint), fingerprint, _Entry(fingerprint.digest, digest))
+
+    def find_dtypes(self, fingerprint: Fingerprint) -> StoredDtypes | None:
+        """What the checkpoint that has this fingerprint stores, or None."""
+        entry = _read(self._dtypes_path(fingerprint), fingerprint, _DtypesEntry)
+        return None if entry is None else entry.dtypes
+
+    def keep_dtypes(self, fingerprint: Fingerprint, dtypes: StoredDtypes) -> None:
+        """As ``keep``, for what the checkpoint stores."""
+        self._write(self._dtypes_path(fingerprint), fingerprint, _DtypesEntry(1, fingerprint.digest, dtypes))
 
     def _path(self, fingerprint: Fingerprint) -> str:
         return f"{self._directory}/{fingerprint.digest}.json"
+
+    def _dtypes_path(self, fingerprint: Fingerprint) -> str:
+        return f"{self._directory}/{fingerprint.digest}.dtypes.json"
+
+    def _write(self, path: str, fingerprint: Fingerprint, entry: _Entry | _DtypesEntry) -> None:
+        if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:
+            return
+        content = msgspec.json.encode(entry)
+        if len(content) > _MAX_ENTRY_BYTES:
+            return
+        with suppress(OSError):
+            replace_file(self._directory, path, content)
+
+
+def _read(path: str, fingerprint: Fingerprint, kind: type[_E]) -> _E | None:
+    """The entry in a file; None when there is none, or it is not one of ours for this fingerprint."""
+    try:
+        entry = msgspec.json.decode(read_start(path, _MAX_ENTRY_BYTES), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return entry if entry.fingerprint == fingerprint.digest else None

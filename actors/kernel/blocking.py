@@ -173,11 +173,11 @@ async def run_blocking(
     return job.result()
 
 
-async def in_own_thread(name: str, call: Callable[[], T]) -> T:
+async def in_own_thread(name: str, call: Callable[[Budget], T]) -> T:
     """Run a call that may block in a thread made for it, and wait for both to end, cancelled or not."""
     pool = WorkerPool(name, 1, asyncio.get_running_loop())
     try:
-        return await run_blocking(pool, CallBudget(None), lambda _: call(), None)
+        return await run_blocking(pool, CallBudget(None), call, None)
     finally:
         await pool.close()
 

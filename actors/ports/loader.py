@@ -138,11 +138,13 @@ class _SourceProducer:
     def __init__(self, entry: ModelEntry, prepared: Prepared) -> None:
         self._entry = entry
         self._prepared = prepared
-        self._plan = production_plan(prepared.ownership)
+        self._plan: ProductionPlan | None = None
 
     @property
     def plan(self) -> ProductionPlan:
-        """What will be written."""
+        """What will be written; worked out when it is first asked for, which a warm start never does."""
+        if self._plan is None:
+            self._plan = production_plan(self._prepared.ownership)
         return self._plan
 
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:

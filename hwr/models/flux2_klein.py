@@ -5,6 +5,8 @@ from typing import Final
 from torch import nn
 
 from ...messages.failure import Code, Stage, error
+from ...messages.manifest import TensorKind
+from ..module_tensors import places
 from ..records import Merge, ModelRecord, Packing, Shard
 
 _QKV: Final = (
@@ -37,13 +39,14 @@ def _validate(module: nn.Module) -> None:
         blocks = module.get_submodule(stack)
         if not isinstance(blocks, nn.ModuleList) or not any(True for _ in blocks.parameters()):
             raise _refused(f"{stack} is no list of blocks with parameters")
-    dtypes = {parameter.dtype for parameter in module.parameters()}
+    parameters = [place for place in places(module) if place.kind is TensorKind.PARAMETER]
+    dtypes = {place.tensor.dtype for place in parameters}
     if len(dtypes) != 1:
         found = ", ".join(sorted(map(str, dtypes)))
         raise _refused(f"the transformer's parameters have dtypes {found}; the model keeps none apart")
-    for name, parameter in module.named_parameters():
-        if not parameter.is_contiguous():
-            raise _refused(f"parameter {name} is not contiguous")
+    for place in parameters:
+        if not place.tensor.is_contiguous():
+            raise _refused(f"parameter {place.name} is not contiguous")
 
 
 def _refused(text: str) -> Exception:

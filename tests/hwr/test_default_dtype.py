@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hostweights.hwr.default_dtype import DefaultDtype
+from hostweights.hwr.build_mode import default_dtype
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_B9_tensors_are_those_of_torchs_default_dtype(make: Callable[[], torch.T
         expected = make()
     finally:
         torch.set_default_dtype(torch.float32)
-    with DefaultDtype(torch.bfloat16):
+    with default_dtype(torch.bfloat16):
         made = make()
     assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
     assert torch.equal(made, expected)
@@ -47,14 +47,14 @@ def test_B8_memory_that_nobody_filled_is_not_converted(monkeypatch: pytest.Monke
         raise AssertionError("a conversion touches every page")
 
     monkeypatch.setattr(torch.Tensor, "to", refuse)
-    with DefaultDtype(torch.bfloat16):
+    with default_dtype(torch.bfloat16):
         assert torch.empty(1024).dtype is torch.bfloat16
         assert torch.empty(2, dtype=torch.float64).dtype is torch.float64
 
 
 def test_B9_other_threads_keep_their_default() -> None:
     found: list[torch.dtype] = []
-    with DefaultDtype(torch.bfloat16):
+    with default_dtype(torch.bfloat16):
         thread = threading.Thread(target=lambda: found.append(torch.ones(2).dtype))
         thread.start()
         thread.join()
