@@ -99,7 +99,7 @@ def _note_use(lock: LockHandle) -> None:
 
 
 def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) -> None:
-    path = place.path / catalog.READY_NAME
+    path = f"{place.path}/{catalog.READY_NAME}"
     acquire(
         lock,
         path,
@@ -118,10 +118,13 @@ def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) 
 
 
 def _still_there(place: Place, lock: LockHandle) -> bool:
-    """Whether the locked file still is the generation's marker: a remover may have been faster than our lock."""
+    """Whether the locked file still is the generation's marker, by its whole path.
+
+    A remover may have been faster than our lock, and the root may have been swapped for another since it was opened.
+    """
     held = files().fstat(lock.fd)
     try:
-        named = files().stat(place.path / catalog.READY_NAME)
+        named = files().stat(f"{place.path}/{catalog.READY_NAME}")
     except FileNotFoundError:
         return False
     return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)

@@ -90,7 +90,7 @@ def held(stage: Stage, path: Path) -> Callable[[float], HostWeightsError]:
 
 def acquire(
     handle: LockHandle,
-    path: Path,
+    path: Path | str,
     *,
     exclusive: bool,
     limit_s: float,
@@ -120,7 +120,7 @@ def acquire(
                 raise _busy(busy(time.monotonic() - begin), handle)
 
 
-def _try(handle: LockHandle, path: Path, *, exclusive: bool) -> bool:
+def _try(handle: LockHandle, path: Path | str, *, exclusive: bool) -> bool:
     try:
         return handle.try_lock(exclusive=exclusive)
     except OSError as failure:
@@ -178,7 +178,7 @@ def _no_lock_file(path: Path) -> HostWeightsError:
     return error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=path)
 
 
-def _lock_failure(failure: OSError, path: Path) -> Exception:
+def _lock_failure(failure: OSError, path: Path | str) -> Exception:
     if failure.errno not in _UNSUPPORTED:
         return failure
     return error(

@@ -124,7 +124,7 @@ def open_member(place: Place, name: str) -> int:
     raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is no regular file")
 
 
-def read_record(fd: int, path: Path) -> bytes:
+def read_record(fd: int, path: Path | str) -> bytes:
     """Read a whole JSON record; raises Damage when it is longer than any record may be."""
     size = files().fstat(fd).st_size
     if size > MAX_RECORD_BYTES:

@@ -61,7 +61,7 @@ def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactId
 
 def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     """Read the marker that makes a generation exist; raises Damage, NewerSchema or OSError."""
-    path = place.path / READY_NAME
+    path = f"{place.path}/{READY_NAME}"
     if not stat.S_ISREG(files().fstat(ready_fd).st_mode):
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no regular file")
     ready = decode_record(read_record(ready_fd, path), ReadyMarker, path)
@@ -77,7 +77,7 @@ def read_records(place: Place, ready_fd: int, key: str) -> tuple[ReadyMarker, Ma
 
 
 def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
-    path = place.path / MANIFEST_NAME
+    path = f"{place.path}/{MANIFEST_NAME}"
     fd = open_member(place, MANIFEST_NAME)
     try:
         data = read_record(fd, path)
@@ -177,6 +177,6 @@ def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
             undo.callback(files().close, fd)
             check_size(file, files().fstat(fd).st_size, place.path)
             header = read_at(fd, 0, min(file.data_offset, _MAX_HEADER_REGION_BYTES))
-            check_header(file, header, digests[file.name], str(place.path / file.name))
+            check_header(file, header, digests[file.name], f"{place.path}/{file.name}")
         undo.pop_all()
     return fds
