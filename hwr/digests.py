@@ -20,7 +20,7 @@ _HASHING_THREADS: Final = 2
 
 
 class TensorDigest:
-    """BLAKE3 of one tensor after the other, computed in a second thread beside the writes.
+    """BLAKE3 of one tensor after the other, computed beside the writes by a thread of its own, large ones by two more.
 
     A context manager; ``feed`` takes the chunks of a tensor, ``finish`` waits until all of them are hashed. The
     memory of a chunk must stay unchanged until ``finish`` has returned.
