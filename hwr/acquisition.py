@@ -117,7 +117,10 @@ def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) 
 
 
 def _still_there(place: Place, lock: LockHandle) -> bool:
-    """Whether the locked file still is the generation's marker: a remover may have been faster than our lock."""
+    """Whether the locked file still is the generation's marker, by its whole path.
+
+    A remover may have been faster than our lock, and the root may have been swapped for another since it was opened.
+    """
     held = files().fstat(lock.fd)
     try:
         named = files().stat(place.path_of(catalog.READY_NAME))

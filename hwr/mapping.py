@@ -13,6 +13,7 @@ import mmap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -70,12 +71,13 @@ class FileMapping:
         """The tensors of entries of one shape, stride and dtype."""
         first = entries[0]
         base, item = self._typed.get(first.dtype) or self._as(first.dtype)
-        starts = [entry.offset // item for entry in entries]
-        step = starts[1] - starts[0] if len(starts) > 1 else 0
-        if step > 0 and starts == list(range(starts[0], starts[0] + step * len(starts), step)):
+        offsets = [entry.offset for entry in entries]
+        step = offsets[1] - offsets[0] if len(offsets) > 1 else 0
+        if step > 0 and offsets == list(range(offsets[0], offsets[0] + step * len(offsets), step)):
             # Evenly spread, as the layers of a model are: torch makes all views in one call, in half the time.
-            return base.as_strided((len(starts), *first.shape), (step, *first.stride), starts[0]).unbind()
-        return [base.as_strided(first.shape, first.stride, start) for start in starts]
+            spread = (len(offsets), *first.shape), (step // item, *first.stride), offsets[0] // item
+            return base.as_strided(*spread).unbind()
+        return [base.as_strided(first.shape, first.stride, offset // item) for offset in offsets]
 
     def populate(self, offset: int, size_bytes: int) -> None:
         """Bring a range into memory now, so that a disk error is an error here and no signal at the first access.
@@ -94,7 +96,9 @@ class FileMapping:
     def _as(self, dtype: DType) -> tuple[torch.Tensor, int]:
         """The file's bytes as items of this dtype, and the bytes of one."""
         item = ITEM_SIZE_BYTES[dtype]
-        found = self._bytes[: self._bytes.numel() // item * item].view(torch_dtype(dtype)), item
+        size_bytes = self._bytes.numel()
+        whole = self._bytes if size_bytes % item == 0 else self._bytes.narrow(0, 0, size_bytes // item * item)
+        found = whole.view(torch_dtype(dtype)), item
         self._typed[dtype] = found
         return found
 
@@ -210,6 +214,19 @@ def _stripes(entries: Sequence[TensorEntry]) -> Iterator[Sequence[TensorEntry]]:
 
 
 def _tensor_over(view: memoryview) -> torch.Tensor:
+    if _has_warned() and not torch.is_warn_always_enabled():
+        return torch.frombuffer(view, dtype=torch.uint8)
+    return _quietly_over(view)
+
+
+@cache
+def _has_warned() -> bool:
+    """True; from then on torch has said of a buffer that it is not writable, which it says once per process."""
+    _quietly_over(memoryview(bytes(1)))
+    return True
+
+
+def _quietly_over(view: memoryview) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
         return torch.frombuffer(view, dtype=torch.uint8)

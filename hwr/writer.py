@@ -29,7 +29,7 @@ from .layout import FileLayout, Layout, Piece
 from .native import address_view
 from .store_files import Place, os_errors, write_at
 
-CHUNK_BYTES: Final = 16 * 1024**2
+CHUNK_BYTES: Final = 8 * 1024**2
 _NAMED_MISSING: Final = 20
 FILE_MODE: Final = 0o444
 

@@ -26,6 +26,7 @@ Row = dict[str, object]
 @dataclass(frozen=True)
 class _Found:
     written: Measured
+    hashed: Measured
     checked: Measured
     acquired: Measured
     warm: Measured
@@ -53,6 +54,7 @@ def run() -> Results:
         store.close()
     groups = (
         ("publish", large, found.written),
+        ("publish with digests and without", large, found.hashed),
         ("full check", large, found.checked),
         ("acquire 1,000 tensors", small, found.acquired),
         ("load and touch, page cache warm", large, found.warm),
@@ -69,6 +71,7 @@ def run() -> Results:
 
 def _measure(base: Path, store: LocalStore, large: inputs.Tensors, small: inputs.Tensors) -> _Found:
     written = publishing.publishing(base, store, large)
+    hashed = publishing.hashing(store, large)
     cpu_s = publishing.cpu_s_per_gib(store, large)
     smallest_s, bare_s = publishing.smallest(base, store)
     checked = loading.verifying(store, large)
@@ -80,6 +83,7 @@ def _measure(base: Path, store: LocalStore, large: inputs.Tensors, small: inputs
     reading = {count: locking.readers(base / "root", "small", count) for count in locking.READERS}
     return _Found(
         written=written,
+        hashed=hashed,
         checked=checked,
         acquired=acquired,
         warm=warm,
@@ -123,7 +127,7 @@ def goals(found: _Found) -> list[Goal]:
     return [
         _at_least("P1 durable publish / best durable write", 0.90, written.ratio(floors, published)),
         _at_least("P1 durable publish / write + fsync", 1.3, written.ratio(publishing.PLAIN, published)),
-        _at_most("P2 publish / publish without a hash", 1.05, written.ratio(published, publishing.UNHASHED)),
+        _at_most("P2 publish / publish without a hash", 1.05, found.hashed.ratio(published, publishing.UNHASHED)),
         _at_least("P3 durable publish / save_file + fsync", 1.3, written.ratio(publishing.SAVED_SYNCED, published)),
         _at_most("P4 fixed cost of a publication, ms", 2.0, found.smallest_s * 1e3),
         _at_most("P4 fixed cost of a publication / its syncs alone", 2.0, found.smallest_s / found.bare_s),

@@ -5,6 +5,8 @@ Twelve rounds each by default; more with ``HOSTWEIGHTS_CONTENTION_ROUNDS=200 pyt
 
 import os
 import signal
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,16 +89,25 @@ def _run_slot(root: Path, number: int) -> tuple[list[str], int]:
 
 
 @pytest.mark.timeout(120 + 10 * ROUNDS)
-def test_A5_sixteen_processes_that_build_lease_condemn_collect_and_die_leave_a_sound_store(tmp_path: Path) -> None:
+def test_A5_sixteen_processes_that_build_lease_condemn_collect_and_die_leave_a_sound_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "root"
+    begin = time.monotonic()
     with ThreadPoolExecutor(PROCESSES) as pool:
         results = list(pool.map(lambda number: _run_slot(root, number), range(PROCESSES)))
     lines = [line for said, _ in results for line in said]
     built = [line.split()[1] for line in lines if line.startswith("built")]
     used = {line.split()[1] for line in lines if line.startswith(("joined", "hit"))}
+    killed = sum(killed for _, killed in results)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{PROCESSES} processes, {ROUNDS} rounds each: {len(built)} publications, {len(used)} of them used by "
+            f"others, {killed} processes killed, {time.monotonic() - begin:.0f} s"
+        )
     assert len(built) == len(set(built)) > 4
     assert used
-    assert sum(killed for _, killed in results) > 0
+    assert killed > 0
     _check_sound(root)
 
 

@@ -1,10 +1,14 @@
+import json
 import os
 import subprocess
 import sys
+from enum import IntEnum
 from pathlib import Path
 
+import hypothesis.strategies as st
 import msgspec
 import pytest
+from hypothesis import given
 
 from hostweights.hwr.identity import artifact_key, canonical
 from hostweights.messages.failure import Code, HostWeightsError
@@ -39,6 +43,33 @@ def test_A3_another_process_with_another_hash_seed_gives_the_same_key() -> None:
             check=True,
         )
         assert output.stdout.strip() == GOLDEN_KEY
+
+
+_WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+
+@given(model=_WORDS, implementation=_WORDS, version=st.integers(0, 2**63 - 1), stages=st.integers(1, 3))
+def test_A3_the_form_is_that_of_json_with_sorted_keys_whatever_a_text_holds(
+    model: str, implementation: str, version: int, stages: int
+) -> None:
+    identity = _with("source.model", model)
+    producer = msgspec.structs.replace(identity.producer, implementation=implementation, version=version)
+    layout = LayoutIdentity(name="blocks", pp_size=stages)
+    identity = msgspec.structs.replace(identity, producer=producer, layout=layout)
+    expected = json.dumps(msgspec.to_builtins(identity), sort_keys=True, separators=(",", ":"))
+    assert canonical(identity) == expected.encode()
+
+
+def test_A3_each_character_has_the_escape_of_json() -> None:
+    for character in [*map(chr, range(256)), "\u2028", "\U0001f600"]:
+        assert json.dumps(f"a{character}").encode() in canonical(_with("source.model", f"a{character}"))
+
+
+def test_A3_a_number_of_another_class_gives_the_key_of_the_plain_one() -> None:
+    class Size(IntEnum):
+        ONE = 1
+
+    assert artifact_key(_with("layout.sp_size", Size.ONE)) == GOLDEN_KEY
 
 
 def _with(path: str, value: object) -> ArtifactIdentity:

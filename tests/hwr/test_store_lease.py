@@ -117,6 +117,21 @@ def test_T19_views_outlive_the_close_and_pages_go_with_the_last_of_them(store: L
     assert _mapped(directory) == 0
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_A6_a_mapping_warns_nobody_of_memory_that_cannot_be_written(store: LocalStore, always: bool) -> None:
+    code = """
+        import warnings
+        torch.set_warn_always(sys.argv[2] == "True")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for lease in (published(open_store(Path(sys.argv[1]))), hit(open_store(Path(sys.argv[1])))):
+                assert_right_values(lease)
+            lease.tensor("embed")
+        say([str(warning.message) for warning in seen])
+    """
+    assert run_child(code, store.root, always) == "[]"
+
+
 def test_T19_a_close_without_views_unmaps_at_once(store: LocalStore) -> None:
     lease = published(store)
     views = [lease.shared("embed"), lease.tensor("embed"), lease.extent(0)]

@@ -1,16 +1,28 @@
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from child_kit import Child, run_child
 from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.filesystem import FileSystem, replaced
 from hostweights.hwr.memory import processes_mapping
 from hostweights.hwr.removal import Victim
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.failure import Code, HostWeightsError
-from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store, published
+from store_kit import (
+    assert_right_values,
+    build,
+    condemned_markers,
+    hit,
+    make_identity,
+    miss,
+    names_under,
+    open_store,
+    published,
+    published_directory,
+)
 
 
 @pytest.fixture
@@ -18,6 +30,43 @@ def store(tmp_path: Path) -> Iterator[LocalStore]:
     opened = open_store(tmp_path / "root")
     yield opened
     opened.close()
+
+
+class _RemovedFirst(FileSystem):
+    """Another process is faster: what it does happens just before the first lock is taken."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act: Callable[[], object] | None = act
+
+    def flock(self, fd: int, operation: int) -> None:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+        super().flock(fd, operation)
+
+
+def _remove(store: LocalStore, directory: Path) -> None:
+    store.remove(directory.parent.name, directory.name)
+
+
+def _move(store: LocalStore, directory: Path) -> None:
+    """As a remover that died before it deleted anything."""
+    directory.rename(store.root / "staging" / f"{directory.parent.name}.00")
+
+
+def _replace_marker(_store: LocalStore, directory: Path) -> None:
+    marker = (directory / "READY.json").rename(directory / "old")
+    (directory / "READY.json").write_bytes(marker.read_bytes())
+
+
+@pytest.mark.parametrize("act", [_remove, _move, _replace_marker])
+def test_A15_a_generation_that_goes_before_its_lock_is_taken_is_no_hit_and_not_condemned(
+    store: LocalStore, act: Callable[[LocalStore, Path], None]
+) -> None:
+    directory = published_directory(store)
+    with replaced(_RemovedFirst(lambda: act(store, directory))):
+        assert miss(store).condemned == 0
+    assert condemned_markers(store) == []
 
 
 def test_A15_generations_are_listed_with_size_condemnation_and_leases(store: LocalStore) -> None:

@@ -240,13 +240,14 @@ def test_A5_keyboard_interrupt_during_the_write_leaves_nothing(store: LocalStore
 def test_A4_the_hashing_thread_gives_the_digest_of_all_chunks_in_order() -> None:
     from blake3 import blake3
 
-    data = os.urandom(3_000_000)
+    data = os.urandom(9_000_000)
     with TensorDigest() as hashes:
-        for size in (1, 4096, 300_000, 1_000_000):
+        for size in (1, 4096, 300_000, 5_000_000, 1_000_000, 5_000_000, 4096):
             for start in range(0, len(data), size) if size > 4096 else (0,):
                 hashes.feed(memoryview(data)[start : start + size])
             expected = data if size > 4096 else data[:size]
             assert hashes.finish() == blake3(expected).hexdigest()
+        assert hashes.finish() == blake3().hexdigest()
 
 
 def test_A5_views_of_tensor_memory_copy_nothing() -> None:

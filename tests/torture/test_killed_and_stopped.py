@@ -232,8 +232,8 @@ def test_the_torture_notices_wrong_bytes(root: Path) -> None:
 
 def _spoil_until_it_ends(root: Path, child: Child) -> None:
     while True:
-        for path in root.rglob("*.safetensors"):
-            with suppress(OSError):  # collected meanwhile
+        with suppress(OSError):  # a file or a directory went meanwhile
+            for path in root.rglob("*.safetensors"):
                 path.chmod(0o644)
                 with path.open("r+b") as file:
                     file.seek(-1000, os.SEEK_END)
