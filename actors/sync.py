@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from ..dlo.timeline import Timeline
-from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
@@ -16,8 +15,12 @@ from ..messages.store import LeaseInfo, Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
 from .directories import load_diffusers, load_transformers
-from .groups import WeightGroup
 from .kernel.at_exit import AtExit
+
+if TYPE_CHECKING:
+    from ..dlo.timeline import Timeline
+    from ..hwr.adapters import Adapter
+    from .groups import WeightGroup
 
 
 @contextmanager
@@ -54,8 +57,8 @@ class SyncHostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
-        adapter: Adapter | None = None,
-        together: WeightGroup | None = None,
+        adapter: "Adapter | None" = None,
+        together: "WeightGroup | None" = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
         return self._portal.call(
@@ -86,12 +89,12 @@ class SyncHostWeights:
         return self._portal.call(self._host.adopt, model)
 
     def attach(
-        self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: WeightGroup | None = None
+        self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: "WeightGroup | None" = None
     ) -> Attachment:
         """``HostWeights.attach``."""
         return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots, gather=gather))
 
-    def record(self, attachment: Attachment) -> AbstractContextManager[Timeline]:
+    def record(self, attachment: Attachment) -> AbstractContextManager["Timeline"]:
         """``Attachment.record``, as a plain context manager."""
         return self._portal.wrap_async_context_manager(attachment.record())
 
