@@ -2,9 +2,10 @@
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.config import Validation
@@ -26,8 +27,7 @@ _USE_GRAIN_S: Final = 60.0
 """Times of use are not kept finer than this, so that a busy generation costs no write per lease."""
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """What is looked for, and how; ``condemned`` leases a condemned generation too, to look at it."""
 
     key: str

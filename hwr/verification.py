@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.failure import Code
@@ -75,8 +75,7 @@ def check_size(file: FileEntry, found_bytes: int, directory: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """A range that is read at once: whole small pieces, or a part of one large piece."""
 
     start: int
