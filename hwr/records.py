@@ -74,7 +74,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     refused. ``shards`` say what a tensor-parallel rank holds; ``tp_size`` and ``tp_rank`` are set by ``for_rank``, and
     the module's shapes are then the rank's own. ``version`` rises whenever a change here could change published
     bytes. ``assumptions`` are sentences for a person: what was taken for granted. ``validator`` raises when a loaded
-    model is not as the record wants it.
+    model is not as the record wants it. A variation of a record: ``msgspec.structs.replace``.
     """
 
     record_id: str
