@@ -54,12 +54,12 @@ def pull(
         found = store.fetch(identity, port, remote.attempts, config.validation, budget, progress, lease_id="pull")
         if isinstance(found, Miss):
             raise _missing(key, port.url)
-        manifest, directory = found.lease.manifest, found.lease.directory
+        manifest, directory = found.lease.manifest, found.lease.path
         found.lease.close()
     return Moved(
         name=identity.source.model,
         key=key,
-        directory=printable(str(directory)),
+        directory=printable(directory),
         size_bytes=sum(file.size_bytes for file in manifest.files),
         already=not found.built,
         seconds=time.monotonic() - begun,

@@ -227,14 +227,14 @@ class Upkeep:
             generation=stored.generation,
             model=model,
             component=component,
-            directory=printable(str(stored.directory)),
+            directory=printable(stored.path),
             size_bytes=stored.size_bytes,
             condemned=condemned,
             problem=problem,
             pinned=stored.pinned,
             leased=stored.leased,
             last_lease_s=stored.last_lease_s,
-            holders=_holders(stored.directory) if stored.leased else (),
+            holders=_holders(stored.path) if stored.leased else (),
         )
 
     def _contents(self, stored: StoredGeneration) -> Contents:
@@ -289,7 +289,7 @@ def existing_store(root: Path, budget: PlainBudget | None = None) -> Iterator[Up
         store.close()
 
 
-def _holders(directory: Path) -> tuple[Holder, ...]:
+def _holders(directory: str) -> tuple[Holder, ...]:
     found: list[Holder] = []
     for pid in processes_mapping(directory):
         pss_bytes = None

@@ -102,15 +102,15 @@ def warm(
             lease_id="warm",
         )
         manifest = built.lease.manifest
-        directory = built.lease.directory
+        directory = built.lease.path
         built.lease.close()
     finally:
         store.close()
     return Warmed(
         name=identity.source.model,
         key=manifest.key,
-        generation=directory.name,
-        directory=printable(str(directory)),
+        generation=directory.rpartition("/")[2],
+        directory=printable(directory),
         size_bytes=sum(file.size_bytes for file in manifest.files),
         tensors=len(logical_tensors(manifest)),
         blocks=len(manifest.blocks),

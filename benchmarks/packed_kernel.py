@@ -1,7 +1,5 @@
 """The unpacking kernel alone, on a block of the streaming suites' size."""
 
-from pathlib import Path
-
 import torch
 
 from benchmarks.stream_model import Shape
@@ -82,8 +80,4 @@ def _block(bits: torch.Tensor, form: Form, copies: int) -> tuple[PackedBlock, to
         extent[offset : offset + piece.numel()] = piece
     size_bytes = tensors[-1].target + bits.nbytes
     plan = BlockPlan(name="block", size_bytes=size_bytes, tensors=())
-    return PackedBlock(plan, 0, _nowhere(), end, (), tuple(tensors)), extent
-
-
-def _nowhere() -> Path:
-    return cuda.SOURCE
+    return PackedBlock(plan, 0, str(cuda.SOURCE), end, (), tuple(tensors)), extent

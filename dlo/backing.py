@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -43,11 +42,11 @@ class LeasedBlock:
 
     plan: BlockPlan
     extent: int | None
-    file: Path | None
+    file: str | None
     stored: tuple[str, ...]
 
 
-def leased_blocks(blocks: BlockMap, manifest: Manifest, directory: Path) -> tuple[LeasedBlock, ...]:
+def leased_blocks(blocks: BlockMap, manifest: Manifest, directory: str) -> tuple[LeasedBlock, ...]:
     """Find the blocks of a model in the artifact that lies in ``directory``.
 
     A parameter that the artifact stores outside its block's extent is left out of the plan and stays resident; a block
@@ -60,7 +59,7 @@ def leased_blocks(blocks: BlockMap, manifest: Manifest, directory: Path) -> tupl
 
 
 def _leased_block(
-    block: Block, aliases: dict[str, str], entries: dict[str, TensorEntry], manifest: Manifest, directory: Path
+    block: Block, aliases: dict[str, str], entries: dict[str, TensorEntry], manifest: Manifest, directory: str
 ) -> LeasedBlock:
     stored = {name: aliases.get(name, name) for name in block.parameters}
     missing = [name for name, source in stored.items() if source not in entries]
@@ -92,7 +91,7 @@ def _leased_block(
     )
     end = max(tensor.offset + tensor.size_bytes for tensor in tensors)
     plan = BlockPlan(name=block.path, size_bytes=end, tensors=tensors)
-    file = directory / manifest.blocks[home].file
+    file = f"{directory}/{manifest.blocks[home].file}"
     return LeasedBlock(plan=plan, extent=home, file=file, stored=tuple(stored[tensor.name] for tensor in tensors))
 
 
@@ -153,7 +152,7 @@ class LeaseBacking:
         """The block's bytes in the shared mapping when direct; else None."""
         return self._extents[block] if self._extents else None
 
-    def file(self, block: int) -> Path | None:
+    def file(self, block: int) -> str | None:
         """The artifact's file when direct; else None."""
         return self._files[block] if self._extents else None
 
@@ -210,7 +209,7 @@ class PrivateBacking:
         """Private tensors are scattered."""
         return None
 
-    def file(self, block: int) -> Path | None:  # noqa: ARG002 - the port's parameter
+    def file(self, block: int) -> str | None:  # noqa: ARG002 - the port's parameter
         """They lie in no file's mapping that could be registered."""
         return None
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 CHUNK_BYTES = 256 << 20
 """Blocks are joined up to this size; a larger block is a chunk of its own."""
@@ -14,7 +13,7 @@ class HostRange:
 
     address: int
     size_bytes: int
-    file: Path
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Chunk:
 
     address: int
     size_bytes: int
-    file: Path
+    file: str
     blocks: tuple[int, ...]
 
 
@@ -49,7 +48,7 @@ def plan_chunks(ranges: Sequence[HostRange], page_bytes: int, chunk_bytes: int =
     return tuple(sorted(chunks, key=lambda chunk: chunk.blocks[0]))
 
 
-def _joins(last: Chunk, file: Path, start: int, end: int, chunk_bytes: int) -> bool:
+def _joins(last: Chunk, file: str, start: int, end: int, chunk_bytes: int) -> bool:
     last_end = last.address + last.size_bytes
     if file != last.file or start > last_end:
         return False

@@ -6,7 +6,6 @@ block's host bytes are.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -174,7 +173,7 @@ class HostBacking(Protocol):
         """The block's bytes as one host tensor (uint8, one dimension, ``size_bytes`` long), or None if scattered."""
         ...
 
-    def file(self, block: int) -> Path | None:
+    def file(self, block: int) -> str | None:
         """The file whose shared read-only mapping the block's extent lies in; None if there is no such mapping."""
         ...
 

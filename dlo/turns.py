@@ -4,11 +4,10 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 @contextmanager
-def file_turn(path: Path, wait: Callable[[], bool]) -> Iterator[bool]:
+def file_turn(path: str, wait: Callable[[], bool]) -> Iterator[bool]:
     """Hold the file's turn during the block; yields whether it was had.
 
     The turn is an exclusive kernel lock on the payload file itself, through a descriptor of its own: it needs no file

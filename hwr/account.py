@@ -15,7 +15,7 @@ from ..messages.manifest import MANIFEST_SCHEMA
 from .catalog import READY_NAME, list_generations
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
-from .store_files import NO_SPACE, Damage, Place, list_names, open_member, opened_directory, read_record, write_at
+from .store_files import NO_SPACE, Damage, Place, list_names, open_member, opened_within, read_record, write_at
 
 RECORD_NAME: Final = "account.json"
 _UNFINISHED_NAME: Final = "account.json.new"
@@ -78,7 +78,7 @@ class Account:
         """Add a key's holdings, none of which may be there."""
         with (
             suppress(FileNotFoundError, NotADirectoryError),
-            opened_directory(artifacts.path / key, artifacts.fd) as key_directory,
+            opened_within(artifacts, key) as key_directory,
         ):
             for name in list_generations(list_names(key_directory)):
                 with suppress(FileNotFoundError, NotADirectoryError):
@@ -117,7 +117,7 @@ def _staged(staging: Place) -> list[Reservation]:
     found: list[Reservation] = []
     for name in list_names(staging):
         key = name.partition(".")[0]
-        with suppress(OSError), opened_directory(staging.path / name, staging.fd) as place:
+        with suppress(OSError), opened_within(staging, name) as place:
             if is_key(key):
                 found.append(Reservation(staging=name, key=key, size_bytes=directory_bytes(place)))
     return found
@@ -158,7 +158,7 @@ def _write(root: Place, account: Account, mode: int) -> None:
 
 def generation_bytes(key_directory: Place, generation: str) -> int:
     """Bytes that the files of a generation take on the disk, finished or not. Raises OSError."""
-    with opened_directory(key_directory.path / generation, key_directory.fd) as place:
+    with opened_within(key_directory, generation) as place:
         return directory_bytes(place)
 
 
@@ -174,13 +174,13 @@ def directory_bytes(place: Place) -> int:
 def last_lease_ns(artifacts: Place, key: str, generation: str) -> int:
     """When a generation was last leased (its marker's modification time); 0 for one without a marker."""
     try:
-        return files().stat(artifacts.path / key / generation / READY_NAME).st_mtime_ns
+        return files().stat(artifacts.path_of(key, generation, READY_NAME)).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
 def _read(root: Place) -> AccountRecord:
-    path = root.path / RECORD_NAME
+    path = root.path_of(RECORD_NAME)
     fd = open_member(root, RECORD_NAME)
     try:
         return decode_record(read_record(fd, path), AccountRecord, path)

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -18,7 +17,7 @@ from .json_records import NewerSchema
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire
 from .mapping import ArtifactMapping
-from .store_files import Damage, Place, list_names, opened_directory
+from .store_files import Damage, Place, list_names, opened_within
 from .trust import check_entry
 from .validation import Checked, check_generation, read_ready
 from .verification import verify_payload
@@ -69,7 +68,7 @@ def lease_newest(key_directory: Place, search: Search, budget: Budget) -> Artifa
 def lease_generation(key_directory: Place, generation: str, search: Search, budget: Budget) -> ArtifactLease:
     """Lease one generation; raises Gone, Damage, NewerSchema, OSError or HostWeightsError."""
     try:
-        opened = opened_directory(key_directory.path / generation, key_directory.fd)
+        opened = opened_within(key_directory, generation)
         with opened as place, ExitStack() as undo:
             check_entry(key_directory, place)
             lock = undo.enter_context(catalog.open_ready(place))
@@ -99,7 +98,7 @@ def _note_use(lock: LockHandle) -> None:
 
 
 def _lock_shared(lock: LockHandle, place: Place, wait_s: float, budget: Budget) -> None:
-    path = place.path / catalog.READY_NAME
+    path = place.path_of(catalog.READY_NAME)
     acquire(
         lock,
         path,
@@ -121,7 +120,7 @@ def _still_there(place: Place, lock: LockHandle) -> bool:
     """Whether the locked file still is the generation's marker: a remover may have been faster than our lock."""
     held = files().fstat(lock.fd)
     try:
-        named = files().stat(place.path / catalog.READY_NAME)
+        named = files().stat(place.path_of(catalog.READY_NAME))
     except FileNotFoundError:
         return False
     return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
@@ -165,18 +164,18 @@ def _condemn(key_directory: Place, place: Place, lock: LockHandle, search: Searc
     except (Damage, NewerSchema):
         publication_id = None
     with suppress(OSError):
-        catalog.condemn(key_directory, place.path.name, publication_id, damage.code, damage.reason)
+        catalog.condemn(key_directory, place.name, publication_id, damage.code, damage.reason)
 
 
-def condemn_generation(directory: Path, artifacts_fd: int, code: Code, reason: str) -> None:
-    """Condemn the generation in ``directory`` (artifacts/<key>/<generation>); raises FileNotFoundError without one."""
+def condemn_generation(artifacts: Place, key: str, generation: str, code: Code, reason: str) -> None:
+    """Condemn a generation of a key; raises FileNotFoundError without one."""
     with (
-        opened_directory(directory.parent, artifacts_fd) as key_directory,
-        opened_directory(directory, key_directory.fd) as place,
+        opened_within(artifacts, key) as key_directory,
+        opened_within(key_directory, generation) as place,
         catalog.open_ready(place) as lock,
     ):
         try:
-            publication_id = read_ready(place, lock.fd, directory.parent.name).publication_id
+            publication_id = read_ready(place, lock.fd, key).publication_id
         except (Damage, NewerSchema):
             publication_id = None
-        catalog.condemn(key_directory, directory.name, publication_id, code, reason)
+        catalog.condemn(key_directory, generation, publication_id, code, reason)

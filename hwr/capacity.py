@@ -22,7 +22,7 @@ from .filesystem import files
 from .locks import acquire, held, open_lock_file
 from .removal import Victim
 from .staging import sweep
-from .store_files import Place, list_names, opened_directory
+from .store_files import Place, list_names, opened_within
 
 _LOCK_NAME: Final = "capacity.lock"
 
@@ -89,7 +89,7 @@ class Ledger:
         with ExitStack() as stack:
             with self._transaction(budget) as account:
                 victims = self._make_room(account, size_bytes, stack)
-                name = staged.path.name
+                name = staged.name
                 account.reservations[name] = Reservation(staging=name, key=key, size_bytes=size_bytes)
                 # Their bytes are this builder's now: it writes nothing before they are deleted.
                 self._move(account, victims, keep_bytes=False)
@@ -144,7 +144,7 @@ class Ledger:
     @contextmanager
     def _transaction(self, budget: Budget) -> Iterator[Account]:
         """The account, true and locked for the block, saved at its end."""
-        path = self._workshop.locks.path / _LOCK_NAME
+        path = self._workshop.locks.path_of(_LOCK_NAME)
         with open_lock_file(self._workshop.locks.fd, path, self._workshop.lock_mode) as lock:
             acquire(
                 lock,
@@ -208,7 +208,7 @@ class Ledger:
         """What builders have reserved and not taken from the disk yet."""
         staging, total = self._workshop.staging, 0
         for name, reservation in account.reservations.items():
-            with suppress(FileNotFoundError), opened_directory(staging.path / name, staging.fd) as place:
+            with suppress(FileNotFoundError), opened_within(staging, name) as place:
                 total += max(0, reservation.size_bytes - directory_bytes(place))
         return total
 
@@ -217,7 +217,7 @@ class Ledger:
         for (key, generation), size_bytes in account.holdings.items():
             with (
                 suppress(FileNotFoundError),
-                opened_directory(self._artifacts.path / key, self._artifacts.fd) as key_directory,
+                opened_within(self._artifacts, key) as key_directory,
             ):
                 condemned, pinned = is_condemned(key_directory, generation), is_pinned(key_directory)
                 used_ns = last_lease_ns(self._artifacts, key, generation)

@@ -77,7 +77,7 @@ def condemnation(key_directory: Place, generation: str) -> str | None:
     try:
         fd = open_member(key_directory, name)
         try:
-            marker = decode_record(read_record(fd, key_directory.path / name), CondemnedMarker, key_directory.path)
+            marker = decode_record(read_record(fd, key_directory.path_of(name)), CondemnedMarker, key_directory.path)
         finally:
             files().close(fd)
     except (Damage, NewerSchema) as unreadable:

@@ -89,6 +89,11 @@ class Lease(Protocol):
         ...
 
     @property
+    def path(self) -> str:
+        """The generation's directory, as text."""
+        ...
+
+    @property
     def directory(self) -> Path:
         """The generation's directory."""
         ...

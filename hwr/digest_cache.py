@@ -1,7 +1,6 @@
 """A cache of file digests, so that an unchanged file is hashed once per node."""
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from blake3 import blake3
 
 from ..messages.base import Digest
 from ..messages.plan import FileStamp
+from .cache_files import read_start, replace_file
 from .source_files import stamp_of
 
 _FORMAT: Final = 1
@@ -58,26 +58,16 @@ class DigestCache:
 
     def _read(self, stamp: FileStamp) -> _Entry | None:
         try:
-            with self._entry_path(stamp).open("rb") as stream:
-                entry = msgspec.json.decode(stream.read(_MAX_ENTRY_BYTES), type=_Entry)
+            entry = msgspec.json.decode(read_start(self._entry_path(stamp), _MAX_ENTRY_BYTES), type=_Entry)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         return entry if entry.format == _FORMAT else None
 
-    def _entry_path(self, stamp: FileStamp) -> Path:
-        return self._directory / f"{blake3(os.fsencode(stamp.path)).hexdigest()}.json"
+    def _entry_path(self, stamp: FileStamp) -> str:
+        return f"{self._directory}/{blake3(os.fsencode(stamp.path)).hexdigest()}.json"
 
     def _write(self, entry: _Entry) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".entry-")
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(msgspec.json.encode(entry))
-            Path(temporary).replace(self._entry_path(entry.stamp))
-        except BaseException:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        replace_file(self._directory, self._entry_path(entry.stamp), msgspec.json.encode(entry))
 
 
 def _change_time_ns(stamp: FileStamp) -> int | None:

@@ -29,6 +29,7 @@ from .store_files import (
     make_directory,
     open_member,
     opened_directory,
+    opened_within,
     os_errors,
     read_record,
     write_at,
@@ -150,7 +151,7 @@ def _opened_root(path: Path) -> Iterator[Place]:
 
 
 def _read_record(root: Place) -> DomainRecord | None:
-    path = root.path / RECORD_NAME
+    path = root.path_of(RECORD_NAME)
     try:
         fd = open_member(root, RECORD_NAME)
     except Damage as damage:
@@ -172,7 +173,7 @@ def _read_record(root: Place) -> DomainRecord | None:
         files().close(fd)
 
 
-def _damaged(path: Path, why: str) -> HostWeightsError:
+def _damaged(path: str, why: str) -> HostWeightsError:
     return error(
         Stage.DOMAIN,
         Code.DOMAIN_UNAVAILABLE,
@@ -190,12 +191,12 @@ def _missing_parts(root: Place) -> list[str]:
             missing.append(name)
             continue
         if not stat.S_ISDIR(found.st_mode):
-            text = f"{root.path / name} is no directory; nothing here makes or follows such a thing: put it away"
-            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=root.path / name)
+            text = f"{root.path_of(name)} is no directory; nothing here makes or follows such a thing: put it away"
+            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=root.path_of(name))
     return missing
 
 
-def _writable(path: Path) -> bool:
+def _writable(path: str) -> bool:
     return files().access(path, os.W_OK | os.X_OK)
 
 
@@ -208,13 +209,13 @@ def _initialise(root: Place, record: DomainRecord | None, wait: WaitPolicy, budg
             raise error(
                 Stage.DOMAIN,
                 Code.READ_ONLY,
-                f"{root.path} holds no store and {describe_mount(str(root.path))} is read-only",
+                f"{root.path} holds no store and {describe_mount(root.path)} is read-only",
             )
         raise denied(Stage.DOMAIN, f"{root.path} holds no store and none can be made there", root.path)
     mode = _directory_mode(root)
     make_directory(root, "locks", mode)
-    with opened_directory(root.path / "locks", root.fd) as locks:
-        path = locks.path / "domain.lock"
+    with opened_within(root, "locks") as locks:
+        path = locks.path_of("domain.lock")
         with open_lock_file(locks.fd, path, _lock_mode(mode)) as lock:
             acquire(
                 lock,
@@ -258,16 +259,16 @@ def _lock_mode(directory_mode: int) -> int:
 
 def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
     mode = _directory_mode(root)
-    can_write = all(_writable(root.path / name) for name in _PARTS)
+    can_write = all(_writable(root.path_of(name)) for name in _PARTS)
     names = ("artifacts", ".", "staging", "locks") if can_write else ("artifacts",)
     places: list[Place] = []
     try:
         for name in names:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
-                place = Place(files().open(name, flags, dir_fd=root.fd), root.path / name)
+                place = Place(files().open(name, flags, dir_fd=root.fd), root.path_of(name))
             except OSError as failure:
-                failure.filename = str(root.path / name)
+                failure.filename = root.path_of(name)
                 raise
             places.append(place)
             _check_same_mount(root, place)
@@ -277,7 +278,7 @@ def _open_parts(root: Place, record: DomainRecord, filesystem: str) -> Domain:
             files().close(place.fd)
         raise
     workshop = Workshop(places[1], places[2], places[3], mode, _lock_mode(mode)) if can_write else None
-    return Domain(root.path, record.domain_id, filesystem, places[0], workshop)
+    return Domain(Path(root.path), record.domain_id, filesystem, places[0], workshop)
 
 
 def _check_same_mount(root: Place, part: Place) -> None:
@@ -286,7 +287,7 @@ def _check_same_mount(root: Place, part: Place) -> None:
     raise error(
         Stage.DOMAIN,
         Code.FILESYSTEM_REFUSED,
-        f"{part.path} is on another mount ({describe_mount(str(part.path))}) than {root.path} "
-        f"({describe_mount(str(root.path))}); publications are renamed between them, so unmount it",
+        f"{part.path} is on another mount ({describe_mount(part.path)}) than {root.path} "
+        f"({describe_mount(root.path)}); publications are renamed between them, so unmount it",
         path=part.path,
     )

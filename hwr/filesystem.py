@@ -99,7 +99,7 @@ class FileSystem:
         """Set an open file's modification time to now."""
         os.utime(fd)
 
-    def access(self, path: Path, mode: int) -> bool:
+    def access(self, path: str | Path, mode: int) -> bool:
         """Whether the effective user may do this with a path."""
         return os.access(path, mode, effective_ids=True)
 

@@ -35,7 +35,7 @@ def encode_record(record: Record) -> bytes:
     return msgspec.json.encode(record) + b"\n"
 
 
-def decode_record(data: bytes, kind: type[_R], path: Path) -> _R:
+def decode_record(data: bytes, kind: type[_R], path: str | Path) -> _R:
     """Decode and check a record.
 
     Raises NewerSchema, deciding by nothing but the record's ``schema``, and Damage with the path in the data to what

@@ -33,7 +33,7 @@ class ArtifactLease:
     def __init__(
         self,
         lease_id: str,
-        directory: Path,
+        directory: str,
         manifest: Manifest,
         ready: ReadyMarker,
         lock: LockHandle,
@@ -63,9 +63,14 @@ class ArtifactLease:
         return self._manifest
 
     @property
+    def path(self) -> str:
+        """The generation's directory; see ``Place`` for why it is text."""
+        return self._directory
+
+    @property
     def directory(self) -> Path:
         """The generation's directory."""
-        return self._directory
+        return Path(self._directory)
 
     @property
     def generation(self) -> str:

@@ -77,7 +77,7 @@ class LockHandle:
             self.close()
 
 
-def held(stage: Stage, path: Path) -> Callable[[float], HostWeightsError]:
+def held(stage: Stage, path: str | Path) -> Callable[[float], HostWeightsError]:
     """What ``acquire`` raises for a lock of the whole store, by the seconds waited: domain_busy, retryable."""
     return lambda waited_s: error(
         stage,
@@ -90,7 +90,7 @@ def held(stage: Stage, path: Path) -> Callable[[float], HostWeightsError]:
 
 def acquire(
     handle: LockHandle,
-    path: Path,
+    path: str | Path,
     *,
     exclusive: bool,
     limit_s: float,
@@ -120,7 +120,7 @@ def acquire(
                 raise _busy(busy(time.monotonic() - begin), handle)
 
 
-def _try(handle: LockHandle, path: Path, *, exclusive: bool) -> bool:
+def _try(handle: LockHandle, path: str | Path, *, exclusive: bool) -> bool:
     try:
         return handle.try_lock(exclusive=exclusive)
     except OSError as failure:
@@ -139,22 +139,23 @@ def _busy(refusal: HostWeightsError, handle: LockHandle) -> HostWeightsError:
     )
 
 
-def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
+def open_lock_file(directory_fd: int, path: str, mode: int) -> LockHandle:
     """Open a lock file of the store, making it when missing. Reading rights are enough to lock.
 
     An own file that has another mode gets this one: whoever made it may have died before; one with a second name keeps
     its mode, since it may be any file. Raises HostWeightsError(domain_unavailable) for a link, a pipe and the like.
     """
+    name = path.rpartition("/")[2]
     flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe in its place must not hang whoever opens it
     try:
         try:
-            handle = LockHandle(path.name, flags, dir_fd=directory_fd)
+            handle = LockHandle(name, flags, dir_fd=directory_fd)
         except FileNotFoundError:
-            handle = LockHandle(path.name, flags | os.O_CREAT, mode, dir_fd=directory_fd)
+            handle = LockHandle(name, flags | os.O_CREAT, mode, dir_fd=directory_fd)
     except OSError as failure:
         if failure.errno == errno.ELOOP:
             raise _no_lock_file(path) from failure
-        failure.filename = str(path)
+        failure.filename = path
         raise
     try:
         found = _checked(handle, path)
@@ -166,19 +167,19 @@ def open_lock_file(directory_fd: int, path: Path, mode: int) -> LockHandle:
     return handle
 
 
-def _checked(handle: LockHandle, path: Path) -> os.stat_result:
+def _checked(handle: LockHandle, path: str | Path) -> os.stat_result:
     found = files().fstat(handle.fd)
     if not stat.S_ISREG(found.st_mode):
         raise _no_lock_file(path)
     return found
 
 
-def _no_lock_file(path: Path) -> HostWeightsError:
+def _no_lock_file(path: str | Path) -> HostWeightsError:
     text = f"{path} is no regular file, as every lock of a store is; nothing here makes such a thing: put it away"
     return error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text, path=path)
 
 
-def _lock_failure(failure: OSError, path: Path) -> Exception:
+def _lock_failure(failure: OSError, path: str | Path) -> Exception:
     if failure.errno not in _UNSUPPORTED:
         return failure
     return error(

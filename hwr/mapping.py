@@ -34,7 +34,7 @@ _CANNOT_POPULATE: Final = frozenset({errno.EINVAL, errno.ENOSYS})
 class FileMapping:
     """One file mapped once; hands out views."""
 
-    def __init__(self, fd: int, path: Path, *, shared: bool) -> None:
+    def __init__(self, fd: int, path: str | Path, *, shared: bool) -> None:
         self.path = path
         try:
             self._map = (
@@ -116,7 +116,7 @@ class ArtifactMapping:
         self._blocks = manifest.blocks
         self._private: dict[str, FileMapping] = {}
         try:
-            self._shared = {name: FileMapping(fd, place.path / name, shared=True) for name, fd in fds.items()}
+            self._shared = {name: FileMapping(fd, place.path_of(name), shared=True) for name, fd in fds.items()}
         except BaseException:
             self._close_fds()
             raise
@@ -185,7 +185,7 @@ class ArtifactMapping:
             return mapping
         with self._mutex:
             if file not in self._private:
-                self._private[file] = FileMapping(self._fds[file], self._directory / file, shared=False)
+                self._private[file] = FileMapping(self._fds[file], f"{self._directory}/{file}", shared=False)
             return self._private[file]
 
     def _close_fds(self) -> None:
@@ -215,5 +215,5 @@ def _tensor_over(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _unknown(what: str, directory: Path, has: str) -> HostWeightsError:
+def _unknown(what: str, directory: str, has: str) -> HostWeightsError:
     return error(Stage.RESTORATION, Code.ARTIFACT_MISSING, f"{what} is not in the artifact {directory}: {has}")

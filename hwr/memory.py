@@ -46,7 +46,7 @@ def process_memory() -> ProcessMemory:
     return ProcessMemory(area.bytes_by_name["Anonymous"], area.bytes_by_name["Pss"])
 
 
-def mapped_memory(directory: Path, pid: int | None = None) -> MappedMemory:
+def mapped_memory(directory: str | Path, pid: int | None = None) -> MappedMemory:
     """Measure a process's mappings of files in a directory (at any depth, also of files removed since).
 
     ``pid`` None is this process. Raises OSError when there is no such process or it may not be looked at.
@@ -56,7 +56,7 @@ def mapped_memory(directory: Path, pid: int | None = None) -> MappedMemory:
     return sum_areas(areas, os.path.realpath(directory))
 
 
-def processes_mapping(directory: Path) -> list[int]:
+def processes_mapping(directory: str | Path) -> list[int]:
     """Ids of the processes that map a file in a directory, as far as this user may look; ascending."""
     inside = os.path.realpath(directory).rstrip("/") + "/"
     found: list[int] = []

@@ -21,7 +21,7 @@ from .store_files import (
     MAX_RECORD_BYTES,
     Place,
     make_unsynced_directory,
-    opened_directory,
+    opened_within,
     os_errors,
     write_new_files,
 )
@@ -41,11 +41,11 @@ def publish(
     between. On an error before the rename nothing is visible; after it the whole generation is, and only its
     durability is unknown.
     """
-    with os_errors(Stage.PUBLICATION, f"publish {artifacts.path / manifest.key}"), ExitStack() as undo:
+    with os_errors(Stage.PUBLICATION, f"publish {artifacts.path_of(manifest.key)}"), ExitStack() as undo:
         make_unsynced_directory(artifacts, manifest.key, directory_mode)
-        key_directory = undo.enter_context(opened_directory(artifacts.path / manifest.key, artifacts.fd))
+        key_directory = undo.enter_context(opened_within(artifacts, manifest.key))
         generation = take_number(key_directory)
-        final = Place(staged.fd, key_directory.path / generation)
+        final = Place(staged.fd, key_directory.path_of(generation))
         index = check_structure(manifest)
         check_content(manifest)
         ready = _write_records(staged, manifest, generation)
@@ -54,7 +54,7 @@ def publish(
         kept = undo.enter_context(ExitStack())
         kept.callback(lock.close)
         kept.callback(mapping.forget)
-        files().rename(staged.path.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
+        files().rename(staged.name, generation, src_dir_fd=staging.fd, dst_dir_fd=key_directory.fd)
         # After the rename: moving a directory needs write permission on it. Who shares the store may remove from it.
         files().fchmod(staged.fd, _GENERATION_MODE | directory_mode & _SHARED_WRITE)
         for directory in (key_directory, artifacts, staging):

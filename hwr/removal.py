@@ -14,7 +14,7 @@ from typing import Self
 from . import catalog
 from .filesystem import files
 from .locks import LockHandle
-from .store_files import Place, make_writable, opened_directory, remove_tree
+from .store_files import Place, make_writable, opened_within, remove_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Victim:
         belongs to another user who does not share its removal.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY
-        with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+        with opened_within(artifacts, key) as key_directory:
             directory = LockHandle(generation, flags, dir_fd=key_directory.fd)
             try:
-                place = Place(directory.fd, key_directory.path / generation)
+                place = Place(directory.fd, key_directory.path_of(generation))
                 _check_movable(place)
                 marker = _locked_marker(place) if directory.try_lock(exclusive=True) else _BUSY
             except BaseException:
@@ -52,7 +52,7 @@ class Victim:
     def move(self, artifacts: Place, staging: Place) -> None:
         """Rename the generation into the staging directory, durably; from now on it does not exist. Raises OSError."""
         make_writable(self._directory.fd)  # moving a directory needs write permission on it
-        with opened_directory(artifacts.path / self.key, artifacts.fd) as key_directory:
+        with opened_within(artifacts, self.key) as key_directory:
             files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
             files().fsync(key_directory.fd)
             files().fsync(staging.fd)
@@ -72,7 +72,7 @@ class Victim:
 def _check_movable(place: Place) -> None:
     found = files().fstat(place.fd)
     if os.geteuid() not in {0, found.st_uid} and not files().access(place.path, os.W_OK):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(place.path))
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), place.path)
 
 
 class _Busy:

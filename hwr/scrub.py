@@ -15,7 +15,7 @@ from .contract import Progress
 from .json_records import NewerSchema
 from .lease import ArtifactLease
 from .native import idle_io_priority
-from .store_files import Damage, Place, list_names, opened_directory
+from .store_files import Damage, Place, list_names, opened_within
 from .upkeep import missing
 from .validation import read_records
 
@@ -64,7 +64,7 @@ def scrub(
         for key in sorted(list_names(artifacts)):
             with (
                 suppress(FileNotFoundError, NotADirectoryError),
-                opened_directory(artifacts.path / key, artifacts.fd) as key_directory,
+                opened_within(artifacts, key) as key_directory,
             ):
                 for generation in catalog.list_generations(list_names(key_directory)):
                     if generation.condemned:
@@ -92,9 +92,9 @@ def verify(
     Changes nothing. Raises HostWeightsError: artifact_missing; checksum_mismatch, payload_mismatch or manifest_corrupt
     for damage; manifest_incompatible for a newer version's; what the budget raises. OSError for what cannot be read.
     """
-    directory = artifacts.path / key / generation
+    directory = artifacts.path_of(key, generation)
     try:
-        with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+        with opened_within(artifacts, key) as key_directory:
             lease = _lease(key_directory, generation, wait_s, budget, condemned=True)
             try:
                 lease.verify(budget, progress)
@@ -113,7 +113,7 @@ def _check(
     key_directory: Place, generation: str, wait_s: float, budget: Budget, progress: Progress | None
 ) -> int | Finding | str | None:
     """The bytes that were read and right; or what is wrong; or why it could not be read; None if it is gone."""
-    directory = key_directory.path / generation
+    directory = key_directory.path_of(generation)
     budget.check()
     try:
         lease = _lease(key_directory, generation, wait_s, budget)
@@ -124,12 +124,12 @@ def _check(
     except (Gone, FileNotFoundError, NotADirectoryError):
         return None
     except Damage as damage:
-        return Finding(directory, damage.code, damage.reason)
+        return Finding(Path(directory), damage.code, damage.reason)
     except (NewerSchema, OSError) as problem:
         return f"{directory}: {problem}"
     except HostWeightsError as failure:
         if failure.code in _PROVEN:
-            return Finding(directory, failure.code, str(failure))
+            return Finding(Path(directory), failure.code, str(failure))
         budget.check()
         return str(failure)
     return sum(file.size_bytes for file in lease.manifest.files)
@@ -138,9 +138,9 @@ def _check(
 def _lease(
     key_directory: Place, generation: str, wait_s: float, budget: Budget, *, condemned: bool = False
 ) -> ArtifactLease:
-    key = key_directory.path.name
+    key = key_directory.name
     with (
-        opened_directory(key_directory.path / generation, key_directory.fd) as place,
+        opened_within(key_directory, generation) as place,
         catalog.open_ready(place) as ready,
     ):
         _, manifest = read_records(place, ready.fd, key)

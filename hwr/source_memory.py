@@ -1,7 +1,6 @@
 """What a checkpoint's content digest was, by nothing but the status of its files: a warm start opens none of them."""
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from ..messages.base import Digest
+from .cache_files import read_start, replace_file
 from .checkpoint_files import resolve_link, select_files
 from .digest_cache import SETTLED_NS
 from .source_files import open_failure
@@ -70,8 +70,7 @@ class SourceMemory:
     def find(self, fingerprint: Fingerprint) -> str | None:
         """The content digest of the checkpoint that has this fingerprint, or None."""
         try:
-            with self._path(fingerprint).open("rb") as stream:
-                entry = msgspec.json.decode(stream.read(_MAX_ENTRY_BYTES), type=_Entry)
+            entry = msgspec.json.decode(read_start(self._path(fingerprint), _MAX_ENTRY_BYTES), type=_Entry)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         return entry.digest if entry.fingerprint == fingerprint.digest else None
@@ -84,16 +83,8 @@ class SourceMemory:
         if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:
             return
         with suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".entry-")
-            try:
-                with os.fdopen(descriptor, "wb") as stream:
-                    stream.write(msgspec.json.encode(_Entry(fingerprint.digest, digest)))
-                Path(temporary).replace(self._path(fingerprint))
-            except BaseException:
-                with suppress(OSError):
-                    Path(temporary).unlink()
-                raise
+            data = msgspec.json.encode(_Entry(fingerprint.digest, digest))
+            replace_file(self._directory, self._path(fingerprint), data)
 
-    def _path(self, fingerprint: Fingerprint) -> Path:
-        return self._directory / f"{fingerprint.digest}.json"
+    def _path(self, fingerprint: Fingerprint) -> str:
+        return f"{self._directory}/{fingerprint.digest}.json"

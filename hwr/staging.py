@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, Stage, error
@@ -27,7 +26,7 @@ def staged(staging: Place, key: str, mode: int, budget: Budget) -> Iterator[Plac
     """
     lock, name = _make(staging, key, mode, budget)
     try:
-        yield Place(lock.fd, staging.path / name)
+        yield Place(lock.fd, staging.path_of(name))
     except BaseException:
         _remove(staging, name)
         raise
@@ -68,14 +67,14 @@ def _open_locked(staging: Place, name: str, budget: Budget) -> LockHandle | None
             lock = undo.enter_context(LockHandle(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=staging.fd))
         except FileNotFoundError:
             return None
-        _lock(lock, staging.path / name, budget)
+        _lock(lock, staging.path_of(name), budget)
         if not _is_linked(staging, name, lock.fd):
             return None
         undo.pop_all()
         return lock
 
 
-def _lock(lock: LockHandle, path: Path, budget: Budget) -> None:
+def _lock(lock: LockHandle, path: str, budget: Budget) -> None:
     acquire(
         lock,
         path,

@@ -20,7 +20,7 @@ from .domain import Domain, Workshop, open_domain
 from .identity import artifact_key
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
-from .store_files import Place, make_directory, opened_directory, os_errors
+from .store_files import Place, make_directory, opened_within, os_errors
 from .trust import check_entry
 
 if TYPE_CHECKING:
@@ -214,10 +214,9 @@ class LocalStore:
         """
         self._check_open()
         self._workshop()
-        with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path / key / generation}"):
+        with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path_of(key, generation)}"):
             try:
-                directory = self._domain.artifacts.path / key / generation
-                condemn_generation(directory, self._domain.artifacts.fd, code, reason)
+                condemn_generation(self._domain.artifacts, key, generation, code, reason)
             except FileNotFoundError:
                 raise error(
                     Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
@@ -246,7 +245,7 @@ class LocalStore:
         from . import upkeep
 
         self._check_open()
-        with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path / key / generation}"):
+        with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path_of(key, generation)}"):
             return upkeep.describe(self._domain.artifacts, key, generation)
 
     def verify(self, key: str, generation: str, budget: Budget, progress: Progress | None = None) -> int:
@@ -258,7 +257,7 @@ class LocalStore:
         from .scrub import verify
 
         self._check_open()
-        with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path / key / generation}"):
+        with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path_of(key, generation)}"):
             return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
 
     def remove(self, key: str, generation: str, budget: Budget | None = None) -> int:
@@ -320,7 +319,7 @@ class LocalStore:
             raise error(Stage.CAPACITY, Code.INVALID_CONFIG, f"{key!r} is no artifact key (64 hexadecimal digits)")
         with os_errors(Stage.CAPACITY, f"pin {key} in {self.root}"):
             make_directory(artifacts, key, workshop.directory_mode)
-            with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+            with opened_within(artifacts, key) as key_directory:
                 set_pinned(key_directory, pinned=pinned)
 
     def close(self) -> None:
@@ -350,7 +349,7 @@ class LocalStore:
         return Ledger(self._domain.artifacts, workshop, self._capacity, self._wait.domain_s)
 
     def _build_lock(self, workshop: Workshop, key: str, budget: Budget) -> LockHandle:
-        path = workshop.locks.path / f"{key}.build.lock"
+        path = workshop.locks.path_of(f"{key}.build.lock")
         lock = open_lock_file(workshop.locks.fd, path, workshop.lock_mode)
         try:
             acquire(
@@ -388,7 +387,7 @@ class LocalStore:
         artifacts = self._domain.artifacts
         with os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
             try:
-                with opened_directory(artifacts.path / search.key, artifacts.fd) as key_directory:
+                with opened_within(artifacts, search.key) as key_directory:
                     check_entry(artifacts, key_directory)
                     return lease_newest(key_directory, search, budget)
             except (FileNotFoundError, NotADirectoryError):

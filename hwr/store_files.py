@@ -18,6 +18,7 @@ MAX_RECORD_BYTES: Final = 64 * 1024**2
 
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full disk says."""
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _WRONG_KIND: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 
@@ -32,10 +33,24 @@ class Damage(Exception):  # noqa: N818  # says what a generation is, not that a 
 
 
 class Place(Struct, frozen=True):
-    """A directory, open: names in it are reached through ``fd`` even after it was renamed."""
+    """A directory, open: names in it are reached through ``fd`` even after it was renamed.
+
+    ``path`` is what messages call it, and no ``Path``: pathlib interns each part of a path. A key's name, which stands
+    in many for a moment, would fill the interpreter's table of such names, which then is made anew, megabytes at a
+    time; Python 3.12.0 to 3.12.4 even keep each of them for ever.
+    """
 
     fd: int
-    path: Path
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The last part of ``path``."""
+        return self.path.rpartition("/")[2]
+
+    def path_of(self, *names: str) -> str:
+        """The path of what lies in it."""
+        return "/".join((self.path, *names))
 
 
 @contextmanager
@@ -91,12 +106,21 @@ def describe_owner(path: Path) -> str:
 
 
 @contextmanager
-def opened_directory(path: Path, parent_fd: int | None = None) -> Iterator[Place]:
+def opened_directory(path: str | Path) -> Iterator[Place]:
     """Open a directory (never through a symbolic link at its last part) for the block."""
-    name: str | Path = path if parent_fd is None else path.name
-    fd = files().open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    fd = files().open(path, _DIRECTORY)
     try:
-        yield Place(fd, path)
+        yield Place(fd, str(path))
+    finally:
+        files().close(fd)
+
+
+@contextmanager
+def opened_within(parent: Place, name: str) -> Iterator[Place]:
+    """Open a directory that lies in an open one (never through a symbolic link) for the block."""
+    fd = files().open(name, _DIRECTORY, dir_fd=parent.fd)
+    try:
+        yield Place(fd, parent.path_of(name))
     finally:
         files().close(fd)
 
@@ -110,8 +134,8 @@ def open_member(place: Place, name: str) -> int:
         fd = files().open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
     except OSError as failure:
         if failure.errno in _WRONG_KIND:
-            raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is missing or no regular file") from failure
-        failure.filename = str(place.path / name)
+            raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path_of(name)} is missing or no regular file") from failure
+        failure.filename = place.path_of(name)
         raise
     try:
         regular = stat.S_ISREG(files().fstat(fd).st_mode)
@@ -121,10 +145,10 @@ def open_member(place: Place, name: str) -> int:
     if regular:
         return fd
     files().close(fd)
-    raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path / name} is no regular file")
+    raise Damage(Code.PAYLOAD_MISMATCH, f"{place.path_of(name)} is no regular file")
 
 
-def read_record(fd: int, path: Path) -> bytes:
+def read_record(fd: int, path: str) -> bytes:
     """Read a whole JSON record; raises Damage when it is longer than any record may be."""
     size = files().fstat(fd).st_size
     if size > MAX_RECORD_BYTES:
@@ -182,7 +206,7 @@ def list_names(place: Place) -> list[str]:
 def remove_tree(parent: Place, name: str) -> None:
     """Remove a directory and all it holds, never through a symbolic link; harmless if it is gone. Raises OSError."""
     try:
-        with opened_directory(parent.path / name, parent.fd) as place:
+        with opened_within(parent, name) as place:
             make_writable(place.fd)
             for member in list_names(place):
                 _remove_member(place, member)
@@ -223,5 +247,5 @@ def make_unsynced_directory(parent: Place, name: str, mode: int) -> None:
         found = files().stat(name, dir_fd=parent.fd)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) == mode:
             return
-    with opened_directory(parent.path / name, parent.fd) as made:  # by the descriptor: the name may be another's by now
+    with opened_within(parent, name) as made:  # by the descriptor: the name may be another's by now
         files().fchmod(made.fd, mode)

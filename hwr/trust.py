@@ -25,10 +25,10 @@ def check_root(root: Place, configured: Path) -> None:
         raise _refused(
             root.path, "every user of this host may write it, and with it the weights that others load", way_out
         )
-    for path in dict.fromkeys((*_way(configured), *_way(root.path))):
+    for path in dict.fromkeys((*_way(configured), *_way(Path(root.path)))):
         if _may_be_planted(path):
             text = "another user may have put it there, since every user may write the directory that it lies in"
-            raise _refused(path, text, "choose a root that lies where only its owner may write")
+            raise _refused(str(path), text, "choose a root that lies where only its owner may write")
 
 
 def check_entry(parent: Place, entry: Place) -> None:
@@ -55,6 +55,6 @@ def _may_be_planted(path: Path) -> bool:
     return bool(above.st_mode & stat.S_IWOTH) and found.st_uid not in {_SUPERUSER, os.geteuid(), above.st_uid}
 
 
-def _refused(path: Path, why: str, way_out: str) -> HostWeightsError:
-    text = f"{path} is not trusted: {why}{describe_owner(path)}; {way_out}"
+def _refused(path: str, why: str, way_out: str) -> HostWeightsError:
+    text = f"{path} is not trusted: {why}{describe_owner(Path(path))}; {way_out}"
     return error(Stage.DOMAIN, Code.PERMISSION_DENIED, text, path=path)

@@ -14,7 +14,7 @@ from .capacity import Ledger
 from .filesystem import files
 from .json_records import NewerSchema
 from .memory import processes_mapping
-from .store_files import Damage, Place, list_names, opened_directory, os_errors
+from .store_files import Damage, Place, list_names, opened_within, os_errors
 from .validation import read_records
 
 
@@ -27,12 +27,17 @@ class StoredGeneration:
 
     key: str
     generation: str
-    directory: Path
+    path: str
     size_bytes: int
     condemned: bool
     pinned: bool
     last_lease_s: float
     leased: bool
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies: ``path``."""
+        return Path(self.path)
 
 
 def list_stored(artifacts: Place) -> list[StoredGeneration]:
@@ -41,7 +46,7 @@ def list_stored(artifacts: Place) -> list[StoredGeneration]:
     with os_errors(Stage.LOOKUP, f"list {artifacts.path}"):
         for key in sorted(list_names(artifacts)):
             try:
-                with opened_directory(artifacts.path / key, artifacts.fd) as key_directory:
+                with opened_within(artifacts, key) as key_directory:
                     found += _list_key(key_directory)
             except (FileNotFoundError, NotADirectoryError):
                 continue
@@ -50,11 +55,11 @@ def list_stored(artifacts: Place) -> list[StoredGeneration]:
 
 def stored_identity(artifacts: Place, key: str) -> ArtifactIdentity | None:
     """The identity that the newest readable generation of a key names, or None. Raises OSError."""
-    with suppress(FileNotFoundError, NotADirectoryError), opened_directory(artifacts.path / key, artifacts.fd) as keyed:
+    with suppress(FileNotFoundError, NotADirectoryError), opened_within(artifacts, key) as keyed:
         for name in catalog.list_generations(list_names(keyed)):
             with (
                 suppress(FileNotFoundError, NotADirectoryError, Damage, NewerSchema),
-                opened_directory(keyed.path / name.name, keyed.fd) as place,
+                opened_within(keyed, name.name) as place,
                 catalog.open_ready(place) as lock,
             ):
                 return read_records(place, lock.fd, key)[1].identity
@@ -75,11 +80,11 @@ def describe(artifacts: Place, key: str, generation: str) -> Description:
 
     Raises HostWeightsError: artifact_missing; manifest_corrupt; manifest_incompatible for a newer version's.
     """
-    directory = artifacts.path / key / generation
+    directory = artifacts.path_of(key, generation)
     try:
         with (
-            opened_directory(artifacts.path / key, artifacts.fd) as key_directory,
-            opened_directory(directory, key_directory.fd) as place,
+            opened_within(artifacts, key) as key_directory,
+            opened_within(key_directory, generation) as place,
             catalog.open_ready(place) as ready,
         ):
             marker, manifest = read_records(place, ready.fd, key)
@@ -98,7 +103,7 @@ def remove(ledger: Ledger, artifacts: Place, key: str, generation: str, budget: 
     Raises HostWeightsError: lease_in_use, changing nothing, while any process leases it, with the processes that map
     it; artifact_missing when there is nothing to remove.
     """
-    directory = artifacts.path / key / generation
+    directory = artifacts.path_of(key, generation)
     with os_errors(Stage.LIFECYCLE, f"remove {directory}"):
         try:
             freed_bytes = ledger.remove(key, generation, budget)
@@ -114,14 +119,14 @@ def _list_key(key_directory: Place) -> list[StoredGeneration]:
     for name in catalog.list_generations(list_names(key_directory)):
         try:
             with (
-                opened_directory(key_directory.path / name.name, key_directory.fd) as place,
+                opened_within(key_directory, name.name) as place,
                 catalog.open_ready(place) as lock,
             ):
                 found.append(
                     StoredGeneration(
-                        key=key_directory.path.name,
+                        key=key_directory.name,
                         generation=name.name,
-                        directory=place.path,
+                        path=place.path,
                         size_bytes=directory_bytes(place),
                         condemned=name.condemned,
                         pinned=catalog.is_pinned(key_directory),
@@ -134,13 +139,13 @@ def _list_key(key_directory: Place) -> list[StoredGeneration]:
     return found
 
 
-def missing(directory: Path) -> HostWeightsError:
+def missing(directory: str) -> HostWeightsError:
     """The error for a generation that is not there."""
     text = f"there is no generation {directory}; list them first"
     return error(Stage.LIFECYCLE, Code.ARTIFACT_MISSING, text, directory=directory)
 
 
-def _in_use(directory: Path) -> HostWeightsError:
+def _in_use(directory: str) -> HostWeightsError:
     holders = ", ".join(map(str, processes_mapping(directory))) or "unknown"
     return error(
         Stage.LIFECYCLE,

@@ -44,7 +44,7 @@ def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactId
     manifest = _read_manifest(place, ready)
     if manifest.key != key or manifest.content != ready.content:
         raise Damage(
-            Code.MANIFEST_CORRUPT, f"{place.path / MANIFEST_NAME} belongs to another artifact ({manifest.key})"
+            Code.MANIFEST_CORRUPT, f"{place.path_of(MANIFEST_NAME)} belongs to another artifact ({manifest.key})"
         )
     if manifest.identity != identity:
         raise error(
@@ -60,11 +60,11 @@ def check_generation(place: Place, ready_fd: int, key: str, identity: ArtifactId
 
 def read_ready(place: Place, ready_fd: int, key: str) -> ReadyMarker:
     """Read the marker that makes a generation exist; raises Damage, NewerSchema or OSError."""
-    path = place.path / READY_NAME
+    path = place.path_of(READY_NAME)
     if not stat.S_ISREG(files().fstat(ready_fd).st_mode):
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} is no regular file")
     ready = decode_record(read_record(ready_fd, path), ReadyMarker, path)
-    if ready.key != key or ready.generation != place.path.name:
+    if ready.key != key or ready.generation != place.name:
         raise Damage(Code.MANIFEST_CORRUPT, f"{path} belongs to {ready.key}/{ready.generation}")
     return ready
 
@@ -76,7 +76,7 @@ def read_records(place: Place, ready_fd: int, key: str) -> tuple[ReadyMarker, Ma
 
 
 def _read_manifest(place: Place, ready: ReadyMarker) -> Manifest:
-    path = place.path / MANIFEST_NAME
+    path = place.path_of(MANIFEST_NAME)
     fd = open_member(place, MANIFEST_NAME)
     try:
         data = read_record(fd, path)
@@ -176,6 +176,6 @@ def _open_payload(place: Place, manifest: Manifest) -> dict[str, int]:
             undo.callback(files().close, fd)
             check_size(file, files().fstat(fd).st_size, place.path)
             header = read_at(fd, 0, min(file.data_offset, _MAX_HEADER_REGION_BYTES))
-            check_header(file, header, digests[file.name], str(place.path / file.name))
+            check_header(file, header, digests[file.name], place.path_of(file.name))
         undo.pop_all()
     return fds

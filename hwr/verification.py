@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
@@ -67,11 +66,11 @@ def check_header(file: FileEntry, header: bytes, digests: Iterable[str], where: 
         )
 
 
-def check_size(file: FileEntry, found_bytes: int, directory: Path) -> None:
+def check_size(file: FileEntry, found_bytes: int, directory: str) -> None:
     """Raise Damage unless a file has the size it was published with."""
     if found_bytes != file.size_bytes:
         raise Damage(
-            Code.PAYLOAD_MISMATCH, f"{directory / file.name} has {found_bytes} bytes, published were {file.size_bytes}"
+            Code.PAYLOAD_MISMATCH, f"{directory}/{file.name} has {found_bytes} bytes, published were {file.size_bytes}"
         )
 
 

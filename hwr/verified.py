@@ -5,7 +5,6 @@ difference makes it void; so does a reboot, since the bytes then come from the d
 """
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from ..messages.base import Count, Id, Record
@@ -44,7 +43,7 @@ def is_remembered(key_directory: Place, generation: str, record: VerifiedRecord)
     except (Damage, OSError):
         return False
     try:
-        return decode_record(read_record(fd, key_directory.path / name), VerifiedRecord, Path(name)) == record
+        return decode_record(read_record(fd, key_directory.path_of(name)), VerifiedRecord, name) == record
     except (Damage, NewerSchema, OSError):
         return False
     finally:

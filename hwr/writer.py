@@ -72,7 +72,7 @@ class ArtifactWriter:
             files().posix_fallocate(fd, 0, file.size_bytes)
         except OSError as failure:
             free = files().fstatvfs(fd)
-            failure.filename = str(self._place.path / file.name)
+            failure.filename = self._place.path_of(file.name)
             failure.strerror = (
                 f"{failure.strerror}: the artifact takes {self._layout.size_bytes} bytes in "
                 f"{len(self._layout.files)} file(s), {free.f_bavail * free.f_frsize} bytes are free"

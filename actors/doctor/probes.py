@@ -81,7 +81,7 @@ def _filesystem(place: Path, root: Path) -> tuple[str, str]:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if place == root:
-                check_root(Place(fd, Path(os.path.realpath(root))), root.absolute())
+                check_root(Place(fd, os.path.realpath(root)), root.absolute())
             return filesystem_of(fd, str(root)), ""
         finally:
             os.close(fd)
@@ -103,7 +103,7 @@ def try_locks(directory: Path) -> str:
     path = directory / "lock"
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with open_lock_file(fd, path, 0o600) as first, open_lock_file(fd, path, 0o600) as second:
+        with open_lock_file(fd, str(path), 0o600) as first, open_lock_file(fd, str(path), 0o600) as second:
             acquire(first, path, exclusive=True, limit_s=1.0, budget=PlainBudget(), busy=_busy)
             if second.try_lock(exclusive=False):
                 return f"two locks that exclude each other were both given for {path}"

@@ -195,7 +195,7 @@ class LocalDevices:
         lease = self._resources.leases.get(lease_id).lease
         if lease.manifest.packed:
             return open_packed(lease, blocks, holder, staged=choice == BackingChoice.STAGED)
-        leased = leased_blocks(blocks, lease.manifest, lease.directory)
+        leased = leased_blocks(blocks, lease.manifest, lease.path)
         direct = _direct(leased, choice, slot_bytes)
         with ExitStack() as hold:
             hold.enter_context(lease.hold(holder))

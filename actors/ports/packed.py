@@ -21,7 +21,7 @@ def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) ->
 
     Raises HostWeightsError: packing_corrupt when a table or an escape contradicts the format, coverage_incomplete.
     """
-    packed = packed_blocks(blocks, lease.manifest, lease.directory)
+    packed = packed_blocks(blocks, lease.manifest, lease.path)
     with ExitStack() as hold:
         hold.enter_context(lease.hold(holder))
         release: Callable[[], None] = hold.pop_all().close

@@ -96,7 +96,7 @@ class LocalStorePort:
         process = process_memory()
         mappings = []
         for entry in self._leases.all():
-            mapped = mapped_memory(entry.lease.directory)
+            mapped = mapped_memory(entry.lease.path)
             mappings.append(
                 MappingMemory(
                     lease_id=entry.info.lease_id,
@@ -142,9 +142,9 @@ class LocalStorePort:
         info = LeaseInfo(
             lease_id=lease.lease_id,
             key=manifest.key,
-            generation=lease.directory.name,
+            generation=lease.path.rpartition("/")[2],
             publication_id=lease.publication_id,
-            directory=printable(str(lease.directory)),
+            directory=printable(lease.path),
             size_bytes=sum(file.size_bytes for file in manifest.files),
             tensors=len(logical_tensors(manifest)),
             blocks=len(manifest.blocks),

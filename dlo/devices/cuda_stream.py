@@ -164,7 +164,7 @@ class CudaStream:
         self._failure: BaseException | None = None  # of the work since the last event
         self._ahead = False  # the driver may be behind: host work has to wait for it
         with OnDevice(self._runtime, home.index):
-            self._stream = self._runtime.create_stream()
+            self._stream = self._runtime.take_stream()
 
     @property
     def name(self) -> str:
@@ -237,7 +237,7 @@ class CudaStream:
             with OnDevice(self._runtime, self._home.index), suppress(Exception):
                 self._runtime.synchronize_stream(self._stream)
                 self._bounce.close()
-                self._runtime.destroy_stream(self._stream)
+                self._runtime.give_stream(self._stream)
 
     def drain(self) -> None:
         """Block until the thread has done everything submitted so far."""

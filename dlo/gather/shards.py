@@ -1,7 +1,6 @@
 """One rank's byte range of each block, as a host backing of its own; alone, or behind the whole blocks."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -46,7 +45,7 @@ class ShardBacking:
         start = self._cuts[block].start(self._rank)
         return None if whole is None else whole[start : start + self._blocks[block].size_bytes]
 
-    def file(self, block: int) -> Path | None:
+    def file(self, block: int) -> str | None:
         """The backing's."""
         return self._backing.file(block)
 
@@ -89,7 +88,7 @@ class WholeAndPart:
         found, index = self._of(block)
         return found.extent(index)
 
-    def file(self, block: int) -> Path | None:
+    def file(self, block: int) -> str | None:
         """Of the block."""
         return self._backing.file(block % self._count)
 

@@ -1,7 +1,6 @@
 """The host side of packed blocks: extents of a leased artifact, and stand-ins for parameters between uses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -88,7 +87,7 @@ class PackedBacking:
         """Nothing in host memory has the slot's layout."""
         return None
 
-    def file(self, block: int) -> Path | None:  # noqa: ARG002 - the port's parameter
+    def file(self, block: int) -> str | None:  # noqa: ARG002 - the port's parameter
         """Nor does a file."""
         return None
 
@@ -168,7 +167,7 @@ class PackedExtents:
         """The block's packed bytes in the shared mapping."""
         return self.all[block]
 
-    def file(self, block: int) -> Path:
+    def file(self, block: int) -> str:
         """The artifact's file."""
         return self._files[block]
 

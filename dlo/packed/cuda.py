@@ -91,8 +91,8 @@ class CudaDecoder:
         self._chunks = [chunks for _, chunks in described]
         words = torch.tensor([word for each, _ in described for word in each], dtype=torch.int64)
         self._table = device.allocate(words.nbytes)
-        self._stream.copy(self._table, words.view(torch.uint8))
-        self._stream.record().synchronize()
+        self._table.copy_(words.view(torch.uint8))  # not on the stream, which would take a queue for copies as well
+        device.runtime.synchronize_stream(device.runtime.compute_stream(device.index))
         self._starts = [0]
         for block in blocks:
             self._starts.append(self._starts[-1] + len(block.tensors) * WORDS * 8)

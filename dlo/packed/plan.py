@@ -6,7 +6,6 @@ and the slot before any copy or launch.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ...messages.dtypes import ITEM_SIZE_BYTES
@@ -47,13 +46,13 @@ class PackedBlock:
 
     plan: BlockPlan
     extent: int
-    file: Path
+    file: str
     packed_bytes: int
     stored: tuple[str, ...]
     tensors: tuple[PackedTensor, ...]
 
 
-def packed_blocks(blocks: BlockMap, manifest: Manifest, directory: Path) -> tuple[PackedBlock, ...]:
+def packed_blocks(blocks: BlockMap, manifest: Manifest, directory: str) -> tuple[PackedBlock, ...]:
     """Find the blocks of a model in the packed artifact that lies in ``directory``.
 
     A parameter that lies outside its block's extent is left out of the plan and stays resident. Raises
@@ -67,7 +66,7 @@ def packed_blocks(blocks: BlockMap, manifest: Manifest, directory: Path) -> tupl
 class _Index:
     """The manifest by names."""
 
-    def __init__(self, manifest: Manifest, directory: Path) -> None:
+    def __init__(self, manifest: Manifest, directory: str) -> None:
         self.aliases = {alias.name: alias.target for alias in manifest.aliases}
         self.entries = {entry.name: entry for entry in manifest.tensors}
         self.packed = {entry.name: entry for entry in manifest.packed}
@@ -96,7 +95,7 @@ def _packed_block(block: Block, index: _Index) -> PackedBlock:
     return PackedBlock(
         plan=BlockPlan(name=block.path, size_bytes=size_bytes, tensors=planned),
         extent=home,
-        file=index.directory / extent.file,
+        file=f"{index.directory}/{extent.file}",
         packed_bytes=end,
         stored=tuple(held[tensor.name].name for tensor in tensors),
         tensors=tensors,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
@@ -63,7 +62,7 @@ def find_artifact(reader: RangeReader, key: str) -> RemoteArtifact | None:
 
     data = reader.whole(path, MAX_RECORD_BYTES, check)
     with remote_damage():
-        manifest = decode_record(data, Manifest, Path(path))
+        manifest = decode_record(data, Manifest, path)
         _check(manifest, key)
     return RemoteArtifact(manifest, pointer.manifest_digest, len(data))
 
@@ -78,7 +77,7 @@ def find_pointer(reader: RangeReader, key: str) -> RemotePointer | None:
             return None
         raise
     with remote_damage():
-        pointer = decode_record(data, RemotePointer, Path(path))
+        pointer = decode_record(data, RemotePointer, path)
         if pointer.key != key:
             raise Damage(Code.MANIFEST_CORRUPT, f"{path} belongs to {pointer.key}")
     return pointer

@@ -25,7 +25,7 @@ from ..store_files import (
     Place,
     list_names,
     make_directory,
-    opened_directory,
+    opened_within,
     os_errors,
     remove_tree,
     write_at,
@@ -94,7 +94,7 @@ class Download:
 
     def _remove_if_idle(self, parent: Place, name: str) -> None:
         locks = self._workshop.locks
-        path = locks.path / f"{name.partition('.')[0]}.build.lock"
+        path = locks.path_of(f"{name.partition('.')[0]}.build.lock")
         with open_lock_file(locks.fd, path, self._workshop.lock_mode) as lock:
             if lock.try_lock(exclusive=True):
                 remove_tree(parent, name)
@@ -103,14 +103,14 @@ class Download:
     def _opened_parent(self) -> Iterator[Place]:
         root = self._workshop.root
         make_directory(root, DIRECTORY_NAME, self._workshop.directory_mode)
-        with opened_directory(root.path / DIRECTORY_NAME, root.fd) as parent:
+        with opened_within(root, DIRECTORY_NAME) as parent:
             yield parent
 
     @contextmanager
     def _opened(self) -> Iterator[Place]:
         with self._opened_parent() as parent:
             make_directory(parent, self._name, 0o700)
-            with opened_directory(parent.path / self._name, parent.fd) as place:
+            with opened_within(parent, self._name) as place:
                 yield place
 
     def _open_file(self, file: FileEntry, place: Place, staged: Place) -> int:
@@ -180,7 +180,7 @@ def _check_received(fd: int, verifier: StreamVerifier, budget: Budget) -> Iterat
 
 def _age_s(parent: Place, name: str) -> float:
     """Seconds since anything in a download was written."""
-    with opened_directory(parent.path / name, parent.fd) as place:
+    with opened_within(parent, name) as place:
         times = [files().fstat(place.fd).st_mtime]
         times += [files().stat(member, dir_fd=place.fd).st_mtime for member in list_names(place)]
     return time.time() - max(times)

@@ -51,8 +51,8 @@ def push(
             return Pushed(manifest, already=True, sent_bytes=0)
     lease.verify(budget)
     total, sent = sum(file.size_bytes for file in manifest.files), 0
-    reading = os_errors(Stage.REMOTE, f"read {lease.directory}")
-    with lease.hold("push"), reading, opened_directory(lease.directory) as place:
+    reading = os_errors(Stage.REMOTE, f"read {lease.path}")
+    with lease.hold("push"), reading, opened_directory(lease.path) as place:
         for file in manifest.files:
             budget.check()
             fd = files().open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)

@@ -95,7 +95,7 @@ def mirrored(leased: Sequence[LeasedBlock]) -> list[LeasedBlock]:
 
 def test_C2_the_blocks_of_a_model_are_found_in_a_manifest(model: Stack, lease: FileLease) -> None:
     found = discover(model)
-    leased = leased_blocks(found, manifest_of(lease, found), lease.path.parent)
+    leased = leased_blocks(found, manifest_of(lease, found), str(lease.path.parent))
     assert [block.extent for block in leased] == [2, 1, 0]
     for block, written, wanted in zip(leased, lease.blocks, found.blocks, strict=True):
         assert block.plan.size_bytes == written.plan.size_bytes
@@ -110,7 +110,7 @@ def test_C2_a_model_streams_from_blocks_found_in_a_manifest(
 ) -> None:
     found = discover(model)
     expected = run(model)
-    leased = mirrored(leased_blocks(found, manifest_of(lease, found), lease.path.parent))
+    leased = mirrored(leased_blocks(found, manifest_of(lease, found), str(lease.path.parent)))
     backing = LeaseBacking(lease, leased, direct=direct, release=lambda: None)
     streamer = Streamer.attach(model, found, device, backing)
     assert streamer.sizes.direct is direct
@@ -129,7 +129,7 @@ def test_T63_an_alias_is_stored_once_and_a_tensor_outside_its_block_stays_reside
         replace(entry, name="shared", block=None) if entry.name == name else entry for entry in manifest.tensors
     )
     manifest = replace(manifest, tensors=moved, aliases=(AliasEntry(name=name, target="shared"),))
-    leased = leased_blocks(found, manifest, lease.path.parent)
+    leased = leased_blocks(found, manifest, str(lease.path.parent))
     assert name not in [tensor.name for tensor in leased[1].plan.tensors]
     expected = run(model)
     home = model.get_parameter(name).data_ptr()
@@ -144,7 +144,7 @@ def test_C2_an_artifact_that_does_not_cover_the_model_is_refused(model: Stack, l
     found = discover(model)
     manifest = manifest_of(lease, found)
     with pytest.raises(HostWeightsError) as refused:
-        leased_blocks(found, replace(manifest, tensors=manifest.tensors[1:]), lease.path.parent)
+        leased_blocks(found, replace(manifest, tensors=manifest.tensors[1:]), str(lease.path.parent))
     assert refused.value.code is Code.COVERAGE_INCOMPLETE
 
 
@@ -155,7 +155,7 @@ def test_C2_blocks_that_an_artifact_stores_outside_extents_are_packed(
     manifest = manifest_of(lease, found)
     manifest = replace(manifest, tensors=tuple(replace(entry, block=None) for entry in manifest.tensors))
     expected = run(model)
-    leased = leased_blocks(found, manifest, lease.path.parent)
+    leased = leased_blocks(found, manifest, str(lease.path.parent))
     assert [block.extent for block in leased] == [None, None, None]
     backing = LeaseBacking(lease, leased, direct=False, release=lambda: None)
     streamer = Streamer.attach(model, found, device, backing)

@@ -23,7 +23,7 @@ from hostweights.hwr.budget import PlainBudget
 from hostweights.messages.transport import RegistrationPolicy
 
 PAGE = resource.getpagesize()
-FILE = Path("/proc/self/exe")  # readable, and nobody's payload
+FILE = "/proc/self/exe"  # readable, and nobody's payload
 
 
 def registration(driver: FakeCuda, limits: Callable[[], LockLimit]) -> Registration:

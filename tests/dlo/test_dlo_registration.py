@@ -29,7 +29,7 @@ from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy
 
 PAGE = mmap.PAGESIZE
-FILE = Path("/proc/self/exe")  # readable, and nobody's payload
+FILE = "/proc/self/exe"  # readable, and nobody's payload
 
 
 class Bench:
@@ -394,7 +394,7 @@ def test_T47_processes_take_turns_by_file_and_a_dead_one_has_none(tmp_path: Path
         asked.append(1)
         return len(asked) < 2
 
-    with file_turn(path, twice) as turn:
+    with file_turn(str(path), twice) as turn:
         assert not turn
     assert len(asked) == 2
 
@@ -403,14 +403,14 @@ def test_T47_processes_take_turns_by_file_and_a_dead_one_has_none(tmp_path: Path
         holder.wait()
         return True
 
-    with file_turn(path, end_holder) as turn:
+    with file_turn(str(path), end_holder) as turn:
         assert turn
         fd = os.open(path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(fd)
     holder.communicate()
-    with file_turn(tmp_path / "gone", twice) as turn:
+    with file_turn(str(tmp_path / "gone"), twice) as turn:
         assert turn
 
 

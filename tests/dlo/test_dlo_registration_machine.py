@@ -1,7 +1,6 @@
 """Registration against a driver that keeps books: any order of waiting, refusals, failing unregisters and closing."""
 
 import mmap
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -17,7 +16,7 @@ from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy
 
 PAGE = mmap.PAGESIZE
-FILE = Path("/proc/self/exe")  # readable, and nobody's payload
+FILE = "/proc/self/exe"  # readable, and nobody's payload
 
 
 class RegistrationMachine(RuleBasedStateMachine):

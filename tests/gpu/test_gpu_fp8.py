@@ -13,19 +13,10 @@ from hostweights.hwr import fp8
 from hostweights.hwr.subclasses import stored_places
 from hostweights.messages.report import Outcome
 from loader_models import save
-from quant_kit import REPRESENTATIONS, WIDTH, factory, in_memory, plain_stack
+from quant_kit import REPRESENTATIONS, WIDTH, factory, in_memory, plain_stack, run
 from store_kit import same_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # torchao warns of whatever it finds on a host
-
-TOKENS = 32
-
-
-def run_on_gpu(module: nn.Module) -> torch.Tensor:
-    x = torch.linspace(-1, 1, TOKENS * WIDTH, device="cuda").reshape(TOKENS, WIDTH).to(torch.bfloat16)
-    with torch.inference_mode():
-        out: torch.Tensor = module(x)
-        return out.clone()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -47,7 +38,7 @@ async def test_C8_streamed_fp8_equals_the_model_quantised_in_memory(
     tmp_path: Path, representation: Representation
 ) -> None:
     checkpoint = save(tmp_path / "model.safetensors", plain_stack().state_dict())
-    expected = run_on_gpu(in_memory(representation, "cuda"))
+    expected = run(in_memory(representation, "cuda"))
     config = Config(root=str(tmp_path / "store"), representation=representation)
     await anyio.to_thread.run_sync(warm, config, factory, checkpoint)
     async with HostWeights(config) as host:
@@ -60,7 +51,7 @@ async def test_C8_streamed_fp8_equals_the_model_quantised_in_memory(
         for _ in range(2):
             attachment = await host.attach(model, device="cuda")
             for _ in range(3):
-                assert torch.equal(run_on_gpu(model.module), expected)
+                assert torch.equal(run(model.module), expected)
             await attachment.detach()
             assert {place.tensor.device.type for place in stored_places(model.module)} == {"cpu"}
             assert {parameter.device.type for parameter in model.module.parameters()} == {"cpu"}
@@ -69,15 +60,15 @@ async def test_C8_streamed_fp8_equals_the_model_quantised_in_memory(
 @pytest.mark.asyncio
 async def test_C8_a_cold_fp8_model_is_adopted_while_it_streams(tmp_path: Path) -> None:
     checkpoint = save(tmp_path / "model.safetensors", plain_stack().state_dict())
-    expected = run_on_gpu(in_memory(Representation.FP8, "cuda"))
+    expected = run(in_memory(Representation.FP8, "cuda"))
     production = ProductionPolicy(publish_after_load=False)
     config = Config(root=str(tmp_path / "store"), representation=Representation.FP8, production=production)
     async with HostWeights(config) as host:
         model = await host.load(factory, checkpoint)
         attachment = await host.attach(model, device="cuda")
-        assert torch.equal(run_on_gpu(model.module), expected)
+        assert torch.equal(run(model.module), expected)
         assert (await host.adopt(model)).adopted
-        assert torch.equal(run_on_gpu(model.module), expected)
+        assert torch.equal(run(model.module), expected)
         await attachment.detach(terminal=True)
 
 

@@ -80,12 +80,12 @@ class FakeCuda:
         start = -memory.data_ptr() % 512
         return memory[start : start + size_bytes]
 
-    def create_stream(self) -> int:
+    def take_stream(self) -> int:
         handle = self._handle()
         self.streams[handle] = Lane(f"driver-{handle}")
         return handle
 
-    def destroy_stream(self, stream: int) -> None:
+    def give_stream(self, stream: int) -> None:
         self.streams.pop(stream).close()
 
     def synchronize_stream(self, stream: int) -> None:

@@ -280,7 +280,7 @@ class FileLease:
             self._places[name] = (index, len(self._places))
         self._starts.append(start)
         self.blocks.append(
-            LeasedBlock(plan=plan, extent=index, file=self.path, stored=tuple(name for name, _ in tensors))
+            LeasedBlock(plan=plan, extent=index, file=str(self.path), stored=tuple(name for name, _ in tensors))
         )
 
     def extent(self, block: int) -> torch.Tensor:

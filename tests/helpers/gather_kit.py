@@ -1,6 +1,7 @@
 """What ranks run for the tests of process groups, of packed blocks and of slots under AllGather."""
 
 import asyncio
+import copy
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import quant_kit
 from child_kit import say
-from hostweights import Config, HostWeights, Mode, ModelRecord, WeightGroup, open_sync
+from dlo_support import library_threads
+from hostweights import Config, HostWeights, Mode, ModelRecord, Representation, WeightGroup, open_sync
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.transport import BackingChoice
 from packed_model import Packable, forward, packing_config
@@ -19,10 +22,10 @@ from tiny_model import factory, run
 FORWARDS = 14
 
 
-def serve_given(root: str, source: str) -> None:
-    """Attach by a group and by a mesh of the engine's, which are whole afterwards."""
-    size = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("replicas", "weights"))
+def serve_given(root: str, source: str, kind: str = "cpu") -> None:
+    """Attach by a group and by a mesh of the engine's, which are whole afterwards; on this rank's GPU for ``cuda``."""
+    size, where = dist.get_world_size(), "cpu" if kind == "cpu" else f"cuda:{dist.get_rank()}"
+    mesh = init_device_mesh(kind, (1, size), mesh_dim_names=("replicas", "weights"))
     refused = ""
     try:
         WeightGroup.of_mesh(mesh)
@@ -35,21 +38,38 @@ def serve_given(root: str, source: str) -> None:
     with open_sync(Config(root=root, mode=Mode.REQUIRED)) as host:
         for given in (WeightGroup.of_mesh(mesh, "weights"), WeightGroup.of_group(engines)):
             loaded = host.load(factory(FAULTY_BLOCKS), source)
-            expected = run(loaded.module, "cpu")
-            attachment = host.attach(loaded, gather=given, slots=None)
+            expected = run(copy.deepcopy(loaded.module).to(where), where)
+            attachment = host.attach(loaded, device=where, gather=given, slots=None)
             assert attachment.info.ranks == size
             for _ in range(6):
-                assert torch.equal(run(loaded.module, "cpu"), expected)
+                assert torch.equal(run(loaded.module, where), expected)
             stats = host.ring(attachment)
             assert (stats.slots, stats.depth) == (2, "2 slots: ranks that gather keep the same number")
             assert stats.gathering is not None
             assert stats.gathering.mode == "gathered"
             host.detach(attachment)
-            total = torch.ones(1)
+            total = torch.ones(1, device=where)
             dist.all_reduce(total, group=given.group)
             assert total.item() == size
             host.unload(loaded)
     say("well")
+
+
+def serve_quantised(root: str, source: str, representation: str, kind: str = "cpu") -> None:
+    """Gather quantised blocks; says whether outputs were torchao's, streamed and detached, and what is left."""
+    scheme, size = Representation(representation), dist.get_world_size()
+    where = "cpu" if kind == "cpu" else f"cuda:{dist.get_rank()}"
+    expected = quant_kit.run(quant_kit.in_memory(scheme, where))
+    with open_sync(Config(root=root, mode=Mode.REQUIRED, representation=scheme)) as host:
+        loaded = host.load(quant_kit.factory, source)
+        group = WeightGroup(ranks=tuple(range(size)), deadline_s=20.0)
+        attachment = host.attach(loaded, device=where, gather=group)
+        equal = [torch.equal(quant_kit.run(loaded.module), expected) for _ in range(3)]
+        ranks = attachment.info.ranks
+        host.detach(attachment)
+        equal.append(torch.equal(quant_kit.run(loaded.module.to(where)), expected))
+        host.unload(loaded)
+    say(f"{equal} {ranks} {library_threads()}")
 
 
 def serve_packed(root: str, source: str, choose: str, choice: str) -> None:

@@ -218,7 +218,8 @@ class MemoryLease:
 
     lease_id = "lease-1"
     publication_id = "publication-1"
-    directory = Path("/nowhere")
+    path = "/nowhere"
+    directory = Path(path)
 
     @property
     def manifest(self) -> Manifest:

@@ -111,7 +111,7 @@ def lay_out_block(tensors: Sequence[tuple[torch.Tensor, Form | None]]) -> tuple[
         extent[offset : offset + piece.numel()] = piece
     plan = BlockPlan(name="block", size_bytes=target, tensors=())
     names = tuple(tensor.name for tensor in planned)
-    return PackedBlock(plan, 0, Path("none"), end, names, tuple(planned)), extent, target
+    return PackedBlock(plan, 0, "none", end, names, tuple(planned)), extent, target
 
 
 def aligned(size_bytes: int) -> torch.Tensor:

@@ -198,10 +198,11 @@ def skeleton(quantise: Quantise, dtype: torch.dtype = torch.bfloat16) -> Stack:
         return quantised(Stack().to(dtype).requires_grad_(False), quantise)
 
 
-X = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH)
+X = torch.linspace(-1, 1, 32 * WIDTH).reshape(32, WIDTH)
 
 
 def run(module: nn.Module) -> torch.Tensor:
+    """In the dtype and on the device of the head, which is no block."""
     with torch.inference_mode():
-        out: torch.Tensor = module(X.to(next(iter(module.head.parameters())).dtype))  # type: ignore[union-attr]
+        out: torch.Tensor = module(X.to(next(iter(module.head.parameters()))))  # type: ignore[union-attr]
         return out.clone()

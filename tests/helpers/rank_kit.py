@@ -52,9 +52,9 @@ class Stacks(nn.Module):
         return found
 
 
-def join_world(rank: int, size: int, folder: str) -> None:
+def join_world(rank: int, size: int, folder: str, backend: str = "gloo") -> None:
     """Initialise torch.distributed over a file."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
 
 
 def compute(model: nn.Module, order: Sequence[int] | None = None, where: str = "cpu") -> torch.Tensor:
@@ -129,7 +129,7 @@ class Bytes:
     def extent(self, block: int) -> torch.Tensor | None:
         return None if self._scattered else self.values[block]
 
-    def file(self, block: int) -> Path | None:
+    def file(self, block: int) -> str | None:
         del block
         return None
 
@@ -413,8 +413,9 @@ def serve_examples() -> None:
 class Pool:
     """``size`` ranks that run ``code``, with the names of this module, after they joined a world."""
 
-    def __init__(self, size: int, code: str, folder: Path, *arguments: object) -> None:
-        lead = "import sys\nfrom rank_kit import *\njoin_world(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])\n"
+    def __init__(self, size: int, code: str, folder: Path, *arguments: object, backend: str = "gloo") -> None:
+        join = f"join_world(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], {backend!r})"
+        lead = f"import sys\nfrom rank_kit import *\n{join}\n"
         self.children = [Child(lead + code, rank, size, folder, *arguments) for rank in range(size)]
 
     def ask(self, request: object) -> list[str]:
@@ -429,10 +430,10 @@ class Pool:
 
 
 @contextmanager
-def pool(size: int, code: str, *arguments: object) -> Iterator[Pool]:
+def pool(size: int, code: str, *arguments: object, backend: str = "gloo") -> Iterator[Pool]:
     """Ranks that are gone at the end, whatever happened."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Pool(size, code, Path(folder), *arguments)
+        made = Pool(size, code, Path(folder), *arguments, backend=backend)
         try:
             yield made
         finally:

@@ -197,7 +197,7 @@ class SimFiles(FileSystem):
         self._call("touch", "")
         self._opened(fd).node.mtime_ns = self._now_ns()
 
-    def access(self, path: Path, mode: int) -> bool:  # noqa: ARG002 - the port's parameter
+    def access(self, path: str | Path, mode: int) -> bool:  # noqa: ARG002 - the port's parameter
         try:
             parent, last = self._parent(path, None)
         except OSError:

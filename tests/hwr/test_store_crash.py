@@ -180,12 +180,12 @@ def test_A5_leftovers_of_dead_builders_of_any_key_are_swept_and_living_ones_are_
 def test_A5_a_staging_directory_swept_before_it_was_locked_is_made_again(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swept: list[Path] = []
+    swept: list[str] = []
 
-    def acquire(handle: LockHandle, path: Path, **rest: Any) -> None:
+    def acquire(handle: LockHandle, path: str, **rest: Any) -> None:
         if not swept:
             swept.append(path)
-            path.rmdir()
+            Path(path).rmdir()
         locks.acquire(handle, path, **rest)
 
     monkeypatch.setattr("hostweights.hwr.staging.acquire", acquire)

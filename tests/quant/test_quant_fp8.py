@@ -20,6 +20,7 @@ from hostweights import (
     PackingPolicy,
     ProductionPolicy,
     Representation,
+    open_sync,
     warm,
 )
 from hostweights.actors.ports import sources
@@ -97,6 +98,17 @@ async def test_C8_a_cold_start_serves_streams_publishes_and_adopts(
         await attachment.detach()
         assert torch.equal(run(model.module), expected)
     assert not (await anyio.to_thread.run_sync(warm, settings, factory, checkpoint)).built
+
+
+def test_C8_a_quantised_model_may_be_moved_and_is_known_to_have_been(checkpoint: Path, tmp_path: Path) -> None:
+    warm(config(tmp_path / "store", Representation.FP8), factory, checkpoint)
+    with open_sync(config(tmp_path / "store", Representation.FP8, Mode.REQUIRED)) as host:
+        model = host.load(factory, checkpoint)
+        expected = run(model.module)
+        model.module.to("cpu")  # torch puts the result of such a move into place even where nothing moves
+        assert torch.equal(run(model.module), expected)
+        with pytest.raises(HostWeightsError, match=r"up\.weight was replaced after the model was loaded"):
+            host.attach(model, device="cpu")
 
 
 def test_A12_every_weight_is_read_once_and_let_go(

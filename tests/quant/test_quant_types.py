@@ -114,7 +114,7 @@ def test_C8_the_parts_travel_through_the_slots(
     lease = publish(store, model)
     adopt(model, generic_record(model), lease)
     backing = (
-        LeaseBacking(lease, leased_blocks(blocks, lease.manifest, lease.directory), direct=True, release=lambda: None)
+        LeaseBacking(lease, leased_blocks(blocks, lease.manifest, lease.path), direct=True, release=lambda: None)
         if leased
         else PrivateBacking(model, blocks)
     )
