@@ -4,16 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
 import torch
-from anyio import to_thread
 
-from ..dlo.timeline import Timeline
-from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..hwr.source_memory import SourceMemory
 from ..messages.base import Message
@@ -43,7 +41,6 @@ from ..messages.transport import (
 )
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .consensus import Agreement
-from .groups import WeightGroup
 from .kernel.blocking import in_own_thread
 from .kernel.events import Subscription
 from .kernel.instruments import Instruments
@@ -51,6 +48,11 @@ from .loads import Loads
 from .publication import Publication
 from .resources import ModelEntry
 from .stats import AttachmentStats, HostStats
+
+if TYPE_CHECKING:
+    from ..dlo.timeline import Timeline
+    from ..hwr.adapters import Adapter
+    from .groups import WeightGroup
 
 _LOG = logging.getLogger("hostweights")
 
@@ -109,9 +111,9 @@ class HostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
-        adapter: Adapter | None = None,
+        adapter: "Adapter | None" = None,
         mode: Mode | None = None,
-        together: WeightGroup | None = None,
+        together: "WeightGroup | None" = None,
         timeout_s: float | None = None,
     ) -> "LoadedModel":
         """Bring a model's weights in, from a lease if the artifact exists, else as the mode says.
@@ -213,7 +215,7 @@ class HostWeights:
         resident: int = 0,
         on_demand: Sequence[str] = (),
         registration: RegistrationPolicy = RegistrationPolicy(),  # noqa: B008  frozen
-        gather: WeightGroup | None = None,
+        gather: "WeightGroup | None" = None,
         timeout_s: float | None = None,
     ) -> "Attachment":
         """Stream the model's blocks through ``slots`` slots of ``device``; everything else becomes resident there.
@@ -403,7 +405,7 @@ class Attachment:
         return answer.released_bytes
 
     @asynccontextmanager
-    async def record(self) -> AsyncIterator[Timeline]:
+    async def record(self) -> AsyncIterator["Timeline"]:
         """Record when each block is copied, waited for and computed: ``async with attachment.record() as timeline``.
 
         After the block the timeline has ``intervals``, ``table()`` (the stall table) and ``chrome_trace()``. Costs four
@@ -414,7 +416,7 @@ class Attachment:
         try:
             yield timeline
         finally:
-            await _to_the_end(to_thread.run_sync(recording.__exit__, None, None, None))
+            await _to_the_end(in_own_thread("hostweights-record", partial(recording.__exit__, None, None, None)))
 
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""

@@ -28,10 +28,10 @@ from .kernel.blocking import in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
 from .kernel.instruments import Instruments
 from .kernel.system import ActorSystem
-from .ports.devices import LocalDevices
 from .ports.loader import LocalLoader
 from .ports.models import LocalModels
 from .ports.store import LocalStorePort
+from .ports.transport import DevicesOnDemand
 from .publisher import PublisherActor
 from .resolver import ResolverActor
 from .resources import Resources
@@ -100,7 +100,7 @@ class Assembly:
         return (
             ActorSpec(
                 name=TRANSPORT,
-                create=partial(TransportActor, LocalDevices(resources)),
+                create=partial(TransportActor, DevicesOnDemand(resources)),
                 accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
                 undelivered=_take_back,
                 mailbox_limit=limit,

@@ -2,7 +2,6 @@
 
 import threading
 
-from ..dlo.gather import RankGroup
 from ..messages.failure import Code, HostWeightsError, Stage, error
 
 
@@ -51,6 +50,8 @@ class Agreement:
             return self._missing
 
     def _ask(self, has: bool) -> tuple[int, ...]:
+        from ..dlo.gather import RankGroup  # streaming's code, and most loads are of one rank
+
         group = RankGroup.join(self._ranks, name="load", deadline_s=self._join_s, join_s=self._join_s)
         try:
             answers = group.exchange([has], "agreeing on a hit or a fallback")

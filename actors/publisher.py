@@ -1,9 +1,10 @@
 """PublisherActor: background publication after load, single flight per identity, adoption of the result."""
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
+
+from msgspec import Struct, field
 
 from ..hwr.identity import artifact_key
 from ..messages.base import Message
@@ -39,8 +40,7 @@ class ModelPort(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class PublisherState:
+class PublisherState(Struct):
     """Keys in flight, each with the lock that its followers wait for, kept by those who have or await it."""
 
     flights: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)

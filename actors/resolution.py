@@ -5,8 +5,10 @@ identify -> look up -> (fetch) -> (build) -> plan restore -> commit restore, and
 canonical load or failure where the mode policy says so.
 """
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from ..hwr.policy import condition_of, decide
 from ..messages.base import Message
@@ -58,8 +60,7 @@ _STAGE_OF = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(msgspec.Struct, frozen=True):
     """All that a resolution knows. ``fresh`` is set once a touched module had to be discarded."""
 
     request: Resolve

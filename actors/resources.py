@@ -4,34 +4,40 @@ A restarted actor finds its leases and attachments here. Safe to use from the ac
 waits for anything while it is locked.
 """
 
+from __future__ import annotations
+
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import torch
-from torch.distributed import ProcessGroup
+from msgspec import Struct, field
 
-from ..dlo.contract import Device
-from ..dlo.discovery import BlockMap
-from ..dlo.streamer import Streamer
-from ..hwr.adapters import Adapter, OpenAdapter
-from ..hwr.checkpoint import Checkpoint
-from ..hwr.contract import Lease, Producer
-from ..hwr.fp8 import Fp8Model
-from ..hwr.gate import ForwardGate
-from ..hwr.ownership import Ownership, Survey
-from ..hwr.records import ModelRecord
-from ..hwr.restore import RestorePlan
-from ..hwr.source_memory import Fingerprint
-from ..hwr.write_watch import WriteWatch
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from ..messages.plan import WeightPlan
-from ..messages.store import LeaseInfo
-from ..messages.transport import AttachmentInfo, BackingChoice
-from .consensus import Agreement
+
+if TYPE_CHECKING:  # it holds what others make, and needs the code of none of them
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from ..dlo.contract import Device
+    from ..dlo.discovery import BlockMap
+    from ..dlo.streamer import Streamer
+    from ..hwr.adapters import Adapter, OpenAdapter
+    from ..hwr.checkpoint import Checkpoint
+    from ..hwr.contract import Lease, Producer
+    from ..hwr.fp8 import Fp8Model
+    from ..hwr.gate import ForwardGate
+    from ..hwr.ownership import Ownership, Survey
+    from ..hwr.records import ModelRecord
+    from ..hwr.restore import RestorePlan
+    from ..hwr.source_memory import Fingerprint
+    from ..hwr.write_watch import WriteWatch
+    from ..messages.plan import WeightPlan
+    from ..messages.store import LeaseInfo
+    from ..messages.transport import AttachmentInfo, BackingChoice
+    from .consensus import Agreement
 
 T = TypeVar("T")
 
@@ -81,16 +87,14 @@ class Table(Generic[T]):
             return list(self._items.values())
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSource:
+class OpenSource(Struct, frozen=True):
     """An opened checkpoint and the plan that binds the model to it."""
 
     checkpoint: Checkpoint
     plan: WeightPlan
 
 
-@dataclass(slots=True)
-class Prepared:
+class Prepared(Struct):
     """What is known of a model before a byte of a weight is read; ``module`` starts as a skeleton.
 
     ``source`` is opened by whoever first needs more than the model's identity: a warm start does not. ``found`` is
@@ -112,8 +116,7 @@ class Prepared:
         return self.ownership if self.fp8 is None else self.fp8.base
 
 
-@dataclass(slots=True)
-class ModelEntry:
+class ModelEntry(Struct):
     """One model between ``load`` and ``unload``; it is resolved first, and published or attached only after that.
 
     ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
@@ -178,16 +181,14 @@ class ModelEntry:
         return self.gate
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseEntry:
+class LeaseEntry(Struct, frozen=True):
     """A lease and how messages describe it."""
 
     lease: Lease
     info: LeaseInfo
 
 
-@dataclass(slots=True)
-class AttachmentEntry:
+class AttachmentEntry(Struct):
     """A streamed model, how messages describe it, and its device; the streamer's backing holds the lease.
 
     ``leave`` ends what ties it to other ranks; after the detach, and harmless twice.
@@ -201,8 +202,7 @@ class AttachmentEntry:
     leave: Callable[[], None]
 
 
-@dataclass(slots=True)
-class Resources:
+class Resources(Struct):
     """The tables of one HostWeights; ``groups`` holds the engine's process groups for attaches under way, by theirs."""
 
     models: Table[ModelEntry] = field(default_factory=lambda: Table("model", Code.MODEL_UNKNOWN))

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
+
+from msgspec import Struct, field
 
 from ..hwr.identity import artifact_key
 from ..messages.base import Message
@@ -66,8 +67,7 @@ class StorePort(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class StoreState:
+class StoreState(Struct):
     """What the actor knows: live leases, and a lock per key that is being built, kept by those who have or await it."""
 
     leases: dict[str, LeaseInfo] = field(default_factory=dict)

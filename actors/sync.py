@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from ..dlo.timeline import Timeline
-from ..hwr.adapters import Adapter
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
 from ..messages.report import PublicationReport
@@ -16,34 +14,41 @@ from ..messages.store import LeaseInfo, Memory
 from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
 from .directories import load_diffusers, load_transformers
-from .groups import WeightGroup
 from .kernel.at_exit import AtExit
+from .portal import Portal
+
+if TYPE_CHECKING:
+    from ..dlo.timeline import Timeline
+    from ..hwr.adapters import Adapter
+    from .groups import WeightGroup
 
 
 @contextmanager
 def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
     """Open a HostWeights for blocking code; leaving the block closes it, and so does the end of the interpreter."""
-    with start_blocking_portal(name="hostweights") as portal:
-        host = HostWeights(config)
+    host = HostWeights(config)
+    portal = Portal("hostweights")
 
-        def end() -> None:
-            portal.call(host.close)
-            portal.call(portal.stop)
-
-        at_exit = AtExit(end)
-        at_exit.arm()  # before its actors, so that they are stopped and not left without threads
+    def end() -> None:
         try:
-            portal.call(host.open)
-            yield SyncHostWeights(host, portal)
+            portal.call(host.close)
         finally:
-            if at_exit.disarm():
-                portal.call(host.close)
+            portal.stop()
+
+    at_exit = AtExit(end)
+    at_exit.arm()  # before its actors, so that they are stopped and not left without threads
+    try:
+        portal.call(host.open)
+        yield SyncHostWeights(host, portal)
+    finally:
+        if at_exit.disarm():
+            end()
 
 
 class SyncHostWeights:
     """Blocking calls to one HostWeights; each returns what its async twin returns. Forwards run in the caller."""
 
-    def __init__(self, host: HostWeights, portal: BlockingPortal) -> None:
+    def __init__(self, host: HostWeights, portal: Portal) -> None:
         self._host = host
         self._portal = portal
 
@@ -54,8 +59,8 @@ class SyncHostWeights:
         *,
         record: ModelRecord | None = None,
         name: str | None = None,
-        adapter: Adapter | None = None,
-        together: WeightGroup | None = None,
+        adapter: "Adapter | None" = None,
+        together: "WeightGroup | None" = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
         return self._portal.call(
@@ -83,17 +88,17 @@ class SyncHostWeights:
 
     def adopt(self, model: LoadedModel) -> PublicationReport:
         """``HostWeights.adopt``: publish if needed, then share the pages."""
-        return self._portal.call(self._host.adopt, model)
+        return self._portal.call(lambda: self._host.adopt(model))
 
     def attach(
-        self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: WeightGroup | None = None
+        self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: "WeightGroup | None" = None
     ) -> Attachment:
         """``HostWeights.attach``."""
         return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots, gather=gather))
 
-    def record(self, attachment: Attachment) -> AbstractContextManager[Timeline]:
+    def record(self, attachment: Attachment) -> AbstractContextManager["Timeline"]:
         """``Attachment.record``, as a plain context manager."""
-        return self._portal.wrap_async_context_manager(attachment.record())
+        return self._portal.inside(attachment.record())
 
     def ring(self, attachment: Attachment) -> RingStats:
         """``Attachment.stats``."""
@@ -105,7 +110,7 @@ class SyncHostWeights:
 
     def unload(self, model: LoadedModel) -> None:
         """``HostWeights.unload``."""
-        self._portal.call(self._host.unload, model)
+        self._portal.call(lambda: self._host.unload(model))
 
     def leases(self) -> tuple[LeaseInfo, ...]:
         """``HostWeights.leases``."""

@@ -1,12 +1,14 @@
 """Suite ``startup``: where the time of a warm start goes, from the process's start to its first output.
 
 Every start is a process of its own; ways of the same model are taken in turn, round by round, after a first round that
-warms the page cache and the compiled files up. A goal is the median of the ratios within a round. Peers are what
+warms the page cache up and leaves compiled files beside our modules, as installing leaves them beside everybody's, also
+where the environment forbids Python to write them. A goal is the median of the ratios within a round. Peers are what
 benchmarks/requirements-startup.txt installs; what is absent is left out.
 """
 
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,7 @@ Row = dict[str, object]
 ROUNDS = 3
 IMPORT_S = 0.25
 _SETTLED_S = 2.1
+_COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 _IMPORTS = {
     "nothing": "pass",
     "hostweights": "import hostweights",
@@ -85,7 +88,7 @@ def imports() -> tuple[list[Row], list[Goal]]:
     for number in range(_rounds() + 1):
         for name, line in _IMPORTS.items():
             began_s = time.perf_counter()
-            subprocess.run([sys.executable, "-c", line], check=True)
+            subprocess.run([sys.executable, "-c", line], check=True, env=_COMPILED)
             if number:
                 taken[name].append(time.perf_counter() - began_s)
     rows: list[Row] = [
@@ -175,6 +178,7 @@ def _start(way: str, directory: Path, store: Path) -> Start:
         [*command, str(spawned_s), str(directory), str(store)],
         capture_output=True,
         check=False,
+        env=_COMPILED,
     )
     if done.returncode:
         raise RuntimeError(f"{way} of {directory} ended with {done.returncode}: {done.stderr.decode()[-2000:]}")

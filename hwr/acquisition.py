@@ -2,8 +2,9 @@
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.config import Validation
@@ -25,8 +26,7 @@ _USE_GRAIN_S: Final = 60.0
 """Times of use are not kept finer than this, so that a busy generation costs no write per lease."""
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """What is looked for, and how; ``condemned`` leases a condemned generation too, to look at it."""
 
     key: str

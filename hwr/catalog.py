@@ -4,8 +4,9 @@ import errno
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.failure import Code, printable
 from ..messages.manifest import CondemnedMarker
@@ -22,8 +23,7 @@ _TAKEN_SUFFIX: Final = ".taken"
 _PINNED_NAME: Final = "pinned"
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationName:
+class GenerationName(Struct, frozen=True):
     """A generation's directory name, and whether a marker condemns it."""
 
     name: str

@@ -1,10 +1,10 @@
 """A checkpoint: named tensors in safetensors files, found, checked and read; never mapped, never changed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
@@ -15,8 +15,7 @@ from .safetensors_header import StoredTensor, read_header
 from .source_files import allocate, open_unchanged, read_at, tensor_bytes, verify_stamp
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFile:
+class CheckpointFile(Struct, frozen=True):
     """One file: its name relative to the checkpoint's folder, the path that was looked at, and the resolved file."""
 
     name: str
@@ -24,16 +23,14 @@ class CheckpointFile:
     stamp: FileStamp
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointTensor:
+class CheckpointTensor(Struct, frozen=True):
     """A tensor of a checkpoint: where it lies (``file`` is an index into the files) and what it is."""
 
     file: int
     stored: StoredTensor
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """An opened checkpoint. Holds no file open: each read opens its file and refuses one that is not the same.
 
     ``ignored_tensors`` counts tensors that a file holds but the index assigns elsewhere or not at all.

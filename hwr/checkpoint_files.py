@@ -6,8 +6,9 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .source_files import open_failure, open_regular, stamp_of
@@ -20,8 +21,7 @@ _MAX_INDEX_BYTES = 100_000_000
 _SAFE_PART = re.compile(r"[^\x00/\\]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The files to open: relative name -> path as named, and for an index the file name of each key."""
 
     root: Path

@@ -11,11 +11,11 @@ not be leased any more; whoever holds it keeps it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.composites import CompositeEntry
@@ -28,8 +28,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) from the working thread; must be quick and must not raise."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(Struct, frozen=True):
     """A tensor that a producer is going to write, in the order of the sequence it stands in.
 
     ``block`` is an index into the producer's block names, or None. Specs of one block stand together. ``stride`` is how
@@ -45,8 +44,7 @@ class TensorSpec:
     stride: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProductionPlan:
+class ProductionPlan(Struct, frozen=True):
     """All a writer needs to know before the first byte: specs in execution order, block names, aliases.
 
     ``aliases`` are (second name, stored name) pairs. ``composites`` say which tensors are parts of others. ``packed``
@@ -146,8 +144,7 @@ class Lease(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BuildResult:
+class BuildResult(Struct, frozen=True):
     """A lease, and whether this call made the artifact or waited for another builder."""
 
     lease: Lease
@@ -155,8 +152,7 @@ class BuildResult:
     joined: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(Struct, frozen=True):
     """No usable generation; ``condemned`` of them exist but must not be used, ``reason`` says why for the last."""
 
     condemned: int

@@ -8,13 +8,13 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from ..messages.dtypes import DType
@@ -41,8 +41,7 @@ _IMPLEMENTATION: Final = "_implementation"
 Json = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
+class ModelSource(msgspec.Struct, frozen=True):
     """All that a load needs: a factory of the module, its checkpoint, its name and its record.
 
     ``factory`` builds the class with its stored configuration in the dtypes that the checkpoint stores, in evaluation
@@ -207,8 +206,7 @@ def _casts(stored: StoredDtypes, dtype: torch.dtype) -> list[tuple[DType, DType]
     return sorted((old, new) for old in stored.floats for new in wanted if old is not new)
 
 
-@dataclass(frozen=True, slots=True)
-class _OneDtype:
+class _OneDtype(msgspec.Struct, frozen=True):
     """A factory whose module has one floating dtype, but for what its class keeps in FP32 at half precision."""
 
     factory: Callable[[], nn.Module]
@@ -237,8 +235,7 @@ def _kept_in_fp32(module: nn.Module, dtype: torch.dtype) -> set[str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredFactory:
+class _StoredFactory(msgspec.Struct, frozen=True):
     """A factory whose module takes each floating tensor's dtype from the checkpoint."""
 
     factory: Callable[[], nn.Module]

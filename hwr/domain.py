@@ -9,9 +9,10 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.config import WaitPolicy
@@ -43,8 +44,7 @@ _PARENT_MODE: Final = 0o777
 _PLAIN_MODE_BITS: Final = 0o2777
 
 
-@dataclass(frozen=True, slots=True)
-class Workshop:
+class Workshop(Struct, frozen=True):
     """What only builders need; its directories are writable."""
 
     root: Place
@@ -54,8 +54,7 @@ class Workshop:
     lock_mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Struct, frozen=True):
     """An open store domain; ``workshop`` is None where this process may only read. Owns its descriptors."""
 
     root: Path

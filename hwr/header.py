@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.dtypes import DType
 from ..messages.failure import Code, Stage, error
@@ -15,8 +16,7 @@ PREFIX_BYTES: Final = 8
 """The header's length, little-endian, stands before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderEntry:
+class HeaderEntry(Struct, frozen=True):
     """One tensor of a file; ``begin`` and ``end`` count from the start of the data section."""
 
     name: str

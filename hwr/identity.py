@@ -6,7 +6,6 @@ only. Everything that could differ between processes (floats, objects, undecodab
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -69,8 +68,7 @@ def artifact_key(identity: ArtifactIdentity) -> str:
     return blake3(canonical(identity)).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """A field in which two identities differ, by its path, with both values."""
 
     path: str

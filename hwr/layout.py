@@ -6,8 +6,9 @@ a multiple of 256 bytes; gaps are pad tensors, since the safetensors format refu
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.dtypes import ITEM_SIZE_BYTES, DType
 from ..messages.failure import Code, HostWeightsError, Stage, error
@@ -33,8 +34,7 @@ _ESCAPED_BYTES: Final = 6
 _NUMBER_BYTES: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A tensor (``spec`` is given) or a pad, at an offset from the start of its file."""
 
     name: str
@@ -43,8 +43,7 @@ class Piece:
     spec: TensorSpec | None
 
 
-@dataclass(frozen=True, slots=True)
-class BlockExtent:
+class BlockExtent(Struct, frozen=True):
     """Where a block lies: from its first tensor's start to its last tensor's end."""
 
     name: str
@@ -53,8 +52,7 @@ class BlockExtent:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileLayout:
+class FileLayout(Struct, frozen=True):
     """One file: ``header`` fills it up to the data section, then ``pieces`` stand without holes."""
 
     name: str
@@ -68,8 +66,7 @@ class FileLayout:
         return len(self.header)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """All files of an artifact; blocks stand in file order, which is the plan's order."""
 
     plan: ProductionPlan

@@ -6,9 +6,10 @@ judged by the mount that holds its upper layer.
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 
@@ -31,8 +32,7 @@ _MIN_FIELDS: Final = 6
 _MAX_OVERLAYS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """One line of mountinfo; ``options`` are the file system's own."""
 
     mount_id: int

@@ -5,7 +5,8 @@ Models have few forms of tensors, and many tensors of each. What can be asked of
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..messages.dtypes import DType
 from ..messages.manifest import Manifest, TensorEntry
@@ -14,8 +15,7 @@ Form = tuple[str, tuple[int, ...], tuple[int, ...], DType]
 """(file, shape, stride, dtype)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestIndex:
+class ManifestIndex(Struct, frozen=True):
     """The stored tensors of one manifest: ``by_name`` without aliases, ``by_form`` in file order within each form."""
 
     by_name: Mapping[str, TensorEntry]

@@ -5,7 +5,6 @@ has any weights.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -43,8 +42,7 @@ class OwnedTensor(msgspec.Struct, frozen=True, gc=False):
         return torch.Size(self.shape).numel() * ITEM_SIZE_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
+class Ownership(msgspec.Struct, frozen=True):
     """All tensors of a model: those outside blocks first, in module order, then block by block.
 
     ``aliases`` are (second name, stored name) pairs, sorted. A tensor that several blocks share, or a block and the
@@ -58,8 +56,7 @@ class Ownership:
     composites: tuple[CompositeEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """All that one walk over a module finds.
 
     ``groups`` are those of ``tensor_groups``, ``wholes`` the places of what is taken apart; ``tensors`` are what those

@@ -6,7 +6,7 @@ later warm-up from the checkpoint finds, and the other way round.
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -25,16 +25,16 @@ from ..messages.identity import (
 )
 from ..messages.manifest import MANIFEST_SCHEMA
 from ..messages.plan import WeightPlan
-from .adapters import OpenAdapter
-from .checkpoint import Checkpoint
 from .contract import ProductionPlan, TensorSpec
 from .dtypes import contiguous_stride
-from .load import require_same_files
 from .ownership import ROLES, OwnedTensor, Ownership, ownership_digest, tensor_groups
-from .read_ahead import read_in_turn
 from .records import ModelRecord, mapping_digest
 from .restore import RESTORER_SCHEMA
 from .write_watch import write_count
+
+if TYPE_CHECKING:
+    from .adapters import OpenAdapter
+    from .checkpoint import Checkpoint
 
 PRODUCER_NAME: Final = "final-layout"
 PRODUCER_VERSION: Final = 1
@@ -134,8 +134,10 @@ class CheckpointProducer:
     process.
     """
 
-    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None = None) -> None:
+    def __init__(self, plan: WeightPlan, checkpoint: "Checkpoint", adapter: "OpenAdapter | None" = None) -> None:
         """``adapter`` is merged into what is read. Raises source_changed when the plan is not of this checkpoint."""
+        from .load import require_same_files  # a warm start names what it wants, and reads no checkpoint
+
         require_same_files(plan, checkpoint)
         self._adapter = adapter
         self._weights = plan
@@ -163,9 +165,11 @@ class CheckpointProducer:
 
 
 def read_merged(
-    plan: WeightPlan, checkpoint: Checkpoint, adapter: OpenAdapter | None, budget: Budget
+    plan: WeightPlan, checkpoint: "Checkpoint", adapter: "OpenAdapter | None", budget: Budget
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what ``read_in_turn`` does, by name, with an adapter merged into it."""
+    from .read_ahead import read_in_turn
+
     with closing(read_in_turn(plan, checkpoint, budget)) as tensors:
         for binding, tensor in zip(plan.bindings, tensors, strict=True):
             yield binding.name, tensor if adapter is None else adapter.merge(binding.name, tensor, budget)

@@ -5,20 +5,19 @@ validator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import replace
 from torch import nn
 
 from ..messages.dtypes import DType
 from ..messages.failure import Code, Stage, error
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
+class Packing(msgspec.Struct, frozen=True):
     """One checkpoint tensor that holds several tensors of the model, joined along ``dim`` in the given order.
 
     A name that ends in one of ``parts`` is cut out of the key whose ending is ``packed`` instead; where the cuts lie
@@ -32,8 +31,7 @@ class Packing:
     group: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(msgspec.Struct, frozen=True):
     """A tensor of the model that joins several tensors of the checkpoint along ``dim``; endings, matched at a dot."""
 
     merged: str
@@ -41,8 +39,7 @@ class Merge:
     dim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Regroup:
+class Regroup(msgspec.Struct, frozen=True):
     """A tensor that the checkpoint stores in groups of ``sections``, and the model section by section.
 
     Grouped QKV with d rows a head and n query heads a group has the sections (n * d, d, d): the model gets all Q, then
@@ -54,8 +51,7 @@ class Regroup:
     dim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """A tensor of which each tensor-parallel rank holds an equal share along ``dim``.
 
     ``sections`` are the relative lengths of parts that are shared one by one: (1, 1) is gate and up. ``name`` is an
@@ -67,8 +63,7 @@ class Shard:
     sections: tuple[int, ...] = (1,)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
+class ModelRecord(msgspec.Struct, frozen=True):
     """One kind of model.
 
     ``blocks`` are paths of the module lists whose items stream, in execution order. ``renames`` are pairs (prefix in
@@ -79,7 +74,7 @@ class ModelRecord:
     refused. ``shards`` say what a tensor-parallel rank holds; ``tp_size`` and ``tp_rank`` are set by ``for_rank``, and
     the module's shapes are then the rank's own. ``version`` rises whenever a change here could change published
     bytes. ``assumptions`` are sentences for a person: what was taken for granted. ``validator`` raises when a loaded
-    model is not as the record wants it.
+    model is not as the record wants it. A variation of a record: ``msgspec.structs.replace``.
     """
 
     record_id: str

@@ -8,7 +8,6 @@ settled here: a name that stands twice is refused, and an odd offset is accepted
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -29,8 +28,7 @@ _METADATA = "__metadata__"
 _MAX_NAME_LENGTH = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """One tensor of a file; ``offset`` counts from the start of the file."""
 
     name: str
@@ -45,8 +43,7 @@ class StoredTensor:
         return self.offset % ITEM_SIZE_BYTES[self.dtype] == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """What a file holds, tensors in file order, and the file as it was when the header was read."""
 
     stamp: FileStamp

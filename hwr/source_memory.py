@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -23,8 +22,7 @@ _FORMAT: Final = 2
 _MAX_ENTRY_BYTES: Final = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(msgspec.Struct, frozen=True):
     """Which files a checkpoint consists of, as the file system tells: equal while nobody touched any of them.
 
     ``changed_ns`` is when the youngest of them last changed.

@@ -1,38 +1,33 @@
-"""The node-local store: look up, build, condemn."""
+"""The node-local store: look up, build, condemn.
+
+A hit is all that a warm start needs: what builds, fetches, collects and scrubs is imported by the calls that do so.
+"""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..messages.budget import Budget
 from ..messages.config import CapacityPolicy, Validation, WaitPolicy
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import Manifest
-from . import upkeep
-from .account import is_key
 from .acquisition import Search, condemn_generation, lease_newest
-from .budget import PlainBudget
-from .capacity import Ledger, Usage
 from .catalog import set_pinned
-from .content_addressed import content_identity
 from .contract import BuildResult, Miss, Producer, Progress
 from .domain import Domain, Workshop, open_domain
 from .identity import artifact_key
-from .layout import lay_out, reservation_bytes
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
-from .publication import publish
-from .remote.artifact import find_artifact, require_identity
-from .remote.contract import Remote
-from .remote.download import Download
-from .remote.ranges import range_reader
-from .scrub import Reading, ScrubReport, scrub, verify
-from .staging import staged
 from .store_files import Place, make_directory, opened_within, os_errors
 from .trust import check_entry
-from .upkeep import Description, StoredGeneration
-from .writer import ArtifactWriter
+
+if TYPE_CHECKING:
+    from .capacity import Ledger, Usage
+    from .remote.contract import Remote
+    from .scrub import Reading, ScrubReport
+    from .upkeep import Description, StoredGeneration
 
 
 class LocalStore:
@@ -107,6 +102,9 @@ class LocalStore:
         found = self._lookup(search, budget)
         if isinstance(found, ArtifactLease):
             return BuildResult(found, built=False, joined=False)
+        from .layout import lay_out, reservation_bytes
+        from .writer import ArtifactWriter
+
         workshop = self._workshop()
         layout = lay_out(producer.plan)
         self._ledger(workshop).check_artifact(search.key, layout.size_bytes)
@@ -119,7 +117,7 @@ class LocalStore:
     def fetch(
         self,
         identity: ArtifactIdentity,
-        remote: Remote,
+        remote: "Remote",
         attempts: int,
         validation: Validation,
         budget: Budget,
@@ -137,6 +135,10 @@ class LocalStore:
         found = self._lookup(search, budget)
         if isinstance(found, ArtifactLease):
             return BuildResult(found, built=False, joined=False)
+        from .remote.artifact import find_artifact, require_identity
+        from .remote.download import Download
+        from .remote.ranges import range_reader
+
         workshop = self._workshop()
         with range_reader(remote, attempts, budget) as reader:
             artifact = find_artifact(reader, search.key)
@@ -163,6 +165,9 @@ class LocalStore:
         budget: Budget,
     ) -> BuildResult:
         """Publish what ``write`` puts into a staging directory, unless somebody else did meanwhile."""
+        from .publication import publish
+        from .staging import staged
+
         key = search.key
         with os_errors(Stage.PRODUCTION, f"build {key} in {self.root}"), self._build_lock(workshop, key, budget):
             found = self._lookup(search, budget)
@@ -196,6 +201,8 @@ class LocalStore:
         The producer runs once to name the artifact and again only to write it. Raises what ``build`` raises, and
         producer_failed, publishing nothing, when the tensors changed between the two.
         """
+        from .content_addressed import content_identity
+
         self._check_open()
         identity = content_identity(producer, component, budget)
         return self.build(identity, producer, validation, budget, progress, lease_id=lease_id)
@@ -217,20 +224,26 @@ class LocalStore:
 
     def stored_identity(self, key: str) -> ArtifactIdentity | None:
         """The identity that a key's newest readable generation names, or None; writes nothing."""
+        from . import upkeep
+
         self._check_open()
         with os_errors(Stage.LOOKUP, f"look up {key} in {self.root}"):
             return upkeep.stored_identity(self._domain.artifacts, key)
 
-    def list_stored(self) -> list[StoredGeneration]:
+    def list_stored(self) -> "list[StoredGeneration]":
         """All complete generations under the root, by key, newest first; writes nothing."""
+        from . import upkeep
+
         self._check_open()
         return upkeep.list_stored(self._domain.artifacts)
 
-    def describe(self, key: str, generation: str) -> Description:
+    def describe(self, key: str, generation: str) -> "Description":
         """A generation's own records, condemned or not; its payload is not read.
 
         Raises HostWeightsError: artifact_missing; manifest_corrupt; manifest_incompatible; io_error (retryable).
         """
+        from . import upkeep
+
         self._check_open()
         with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path_of(key, generation)}"):
             return upkeep.describe(self._domain.artifacts, key, generation)
@@ -241,6 +254,8 @@ class LocalStore:
         Raises HostWeightsError: artifact_missing; checksum_mismatch, payload_mismatch or manifest_corrupt for damage,
         by name; manifest_incompatible; io_error (retryable); what the budget raises.
         """
+        from .scrub import verify
+
         self._check_open()
         with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path_of(key, generation)}"):
             return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
@@ -251,6 +266,9 @@ class LocalStore:
         Atomic: after a crash the generation is whole or gone. Raises HostWeightsError: lease_in_use (retryable),
         changing nothing, while any process leases it; artifact_missing; read_only; domain_busy (retryable).
         """
+        from . import upkeep
+        from .budget import PlainBudget
+
         self._check_open()
         ledger = self._ledger(self._workshop())
         return upkeep.remove(ledger, self._domain.artifacts, key, generation, budget or PlainBudget())
@@ -266,18 +284,20 @@ class LocalStore:
         with os_errors(Stage.CAPACITY, f"collect in {self.root}"):
             return ledger.collect(max_store_bytes, budget)
 
-    def usage(self, budget: Budget) -> Usage:
+    def usage(self, budget: Budget) -> "Usage":
         """What the store takes and what builders have reserved; raises HostWeightsError(read_only, domain_busy)."""
         self._check_open()
         ledger = self._ledger(self._workshop())
         with os_errors(Stage.CAPACITY, f"read the account of {self.root}"):
             return ledger.usage(budget)
 
-    def scrub(self, budget: Budget, reading: Reading | None = None) -> ScrubReport:
+    def scrub(self, budget: Budget, reading: "Reading | None" = None) -> "ScrubReport":
         """Compare every byte of every generation with its digest at idle I/O priority, and condemn what is damaged.
 
         A store that cannot be written is read all the same, and only reported. Raises what the budget raises.
         """
+        from .scrub import scrub
+
         self._check_open()
         with os_errors(Stage.VALIDATION, f"scrub {self.root}"):
             return scrub(self._domain.artifacts, self._condemn_found, self._wait.lookup_s, budget, reading)
@@ -291,6 +311,8 @@ class LocalStore:
 
         A pin may come before the first publication. Raises HostWeightsError(read_only).
         """
+        from .account import is_key
+
         self._check_open()
         workshop, artifacts = self._workshop(), self._domain.artifacts
         if not is_key(key):
@@ -321,7 +343,9 @@ class LocalStore:
             )
         return self._domain.workshop
 
-    def _ledger(self, workshop: Workshop) -> Ledger:
+    def _ledger(self, workshop: Workshop) -> "Ledger":
+        from .capacity import Ledger
+
         return Ledger(self._domain.artifacts, workshop, self._capacity, self._wait.domain_s)
 
     def _build_lock(self, workshop: Workshop, key: str, budget: Budget) -> LockHandle:

@@ -5,9 +5,10 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .filesystem import files
@@ -31,8 +32,7 @@ class Damage(Exception):  # noqa: N818  # says what a generation is, not that a 
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A directory, open: names in it are reached through ``fd`` even after it was renamed.
 
     ``path`` is what messages call it, and no ``Path``: pathlib interns each part of a path. A key's name, which stands

@@ -3,11 +3,11 @@
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import gcd
 from typing import Final
 
 from blake3 import blake3
+from msgspec import Struct
 
 from ..messages.dtypes import ITEM_SIZE_BYTES
 from ..messages.failure import Code, Stage, error
@@ -25,8 +25,7 @@ from .verification import check_header, check_size, digests_by_file
 _MAX_HEADER_REGION_BYTES: Final = 128 * 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """A generation that passed the metadata checks; ``fds`` are its open payload files, owned by the holder."""
 
     ready: ReadyMarker

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
 from blake3 import blake3
+from msgspec import Struct
 
 from ..messages.budget import Budget
 from ..messages.failure import Code
@@ -74,8 +74,7 @@ def check_size(file: FileEntry, found_bytes: int, directory: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """A range that is read at once: whole small pieces, or a part of one large piece."""
 
     start: int

@@ -1,4 +1,7 @@
-"""The actor runtime: mailboxes, deadlines, cancellation, supervision, journal, replay. Imports messages only."""
+"""The actor runtime: mailboxes, deadlines, cancellation, supervision, journal, replay. Imports messages only.
+
+A system without a journal needs none of its code: ``journal_file`` reads one, ``replay`` runs one again.
+"""
 
 from .contract import Actor, ActorSpec, Context, RestartPolicy, Strategy, Terminated
 from .errors import (
@@ -12,9 +15,6 @@ from .errors import (
 )
 from .events import Subscription
 from .instruments import Instruments, MessageStats, Span, traced
-from .journal_file import JournalReader
-from .replay import ReplayResult, replay
-from .replay_context import Difference
 from .stats import ActorStats, SystemStats
 from .system import ActorSystem
 
@@ -27,14 +27,11 @@ __all__ = [
     "AskCycle",
     "Context",
     "DeadlineExceeded",
-    "Difference",
     "HandlerFailed",
     "Instruments",
-    "JournalReader",
     "MailboxFull",
     "MessageStats",
     "Overloaded",
-    "ReplayResult",
     "RestartPolicy",
     "Span",
     "Strategy",
@@ -42,6 +39,5 @@ __all__ = [
     "SystemStats",
     "Terminated",
     "from_failure",
-    "replay",
     "traced",
 ]

@@ -1,15 +1,18 @@
 """Messages that no handler saw and replies that nobody waited for: counted by reason, written to the journal."""
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from ...messages.journal import DeadReason
-from .journal import Journal
+
+if TYPE_CHECKING:
+    from .journal import Journal
 
 
 class DeadLetters:
     """Counts of one system."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: "Journal | None") -> None:
         self._journal = journal
         self._counts: Counter[DeadReason] = Counter()
 

@@ -17,7 +17,6 @@ from .delivery import Delivery
 from .errors import ActorStopped, AskCycle, DeadlineExceeded, refused
 from .events import Events
 from .instruments import Instruments
-from .journal import Journal
 from .latch import Latch
 from .states import DONE, Reason
 from .watching import Watches
@@ -25,6 +24,7 @@ from .watching import Watches
 if TYPE_CHECKING:
     from .cell import Cell
     from .intake import Intake
+    from .journal import Journal
     from .serving import Serving
 
 
@@ -34,7 +34,7 @@ class Hub:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        journal: Journal | None,
+        journal: "Journal | None",
         make_pool: type[WorkerPool],
         instruments: Instruments | None,
     ) -> None:

@@ -1,7 +1,8 @@
 """What happens after a crash, as plain functions of what is known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from .contract import RestartPolicy, Strategy
 
@@ -9,27 +10,23 @@ _MOST_DOUBLINGS = 512
 """Of a pause, far above every limit of it; a float cannot be doubled for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     """Start the actor again, after a pause."""
 
     after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Leave the actor down: it was stopping anyway."""
 
 
-@dataclass(frozen=True, slots=True)
-class Escalate:
+class Escalate(msgspec.Struct, frozen=True):
     """Leave the actor down and end the system."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """What the supervisor remembers of one actor: the times of its crashes, oldest first."""
 
     crashes_s: tuple[float, ...] = ()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError
@@ -16,10 +16,12 @@ from .errors import ActorStopped, HandlerFailed, from_failure, refused
 from .events import Subscription
 from .hub import Hub
 from .instruments import Instruments
-from .journal import Journal
 from .latch import Latch, outlast_all
 from .stats import ActorStats, SystemStats
 from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from .journal import Journal
 
 _NAME_LIMIT = 64
 _SUBSCRIPTION_LIMIT = 1024
@@ -57,6 +59,8 @@ class ActorSystem:
         loop = asyncio.get_running_loop()
         self._journal_pool = self._make_pool("journal", 1, loop)
         if self._journal_policy is not None:
+            from .journal import Journal  # most systems write none
+
             self._journal = Journal(self._journal_policy, loop)
             try:
                 await self._off_loop(self._journal.open)

@@ -27,7 +27,6 @@ from ...messages.transport import (
     Attach,
     Attached,
     AttachmentInfo,
-    Attachments,
     AttachModel,
     Backing,
     BackingChoice,
@@ -47,7 +46,7 @@ from .ways import open_way
 
 
 class LocalDevices:
-    """Implements ``actors.transport.DevicePort``."""
+    """What ``DevicesOnDemand`` does once a model is attached or re-bound."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -176,10 +175,6 @@ class LocalDevices:
         """The ring's counters."""
         stats = self._resources.attachments.get(effect.attachment_id).streamer.stats()
         return Ring(attachment_id=effect.attachment_id, stats=stats)
-
-    def attachments(self) -> Attachments:
-        """What stands in the resource table."""
-        return Attachments(attachments=tuple(each.info for each in self._resources.attachments.all()))
 
     def _backing(self, holder: str, blocks: BlockMap, model_id: str, choice: BackingChoice) -> HostBacking:
         entry = self._resources.models.get(model_id)

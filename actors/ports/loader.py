@@ -1,33 +1,28 @@
-"""The ResolverActor's port: skeletons, checkpoints, restoration and the canonical load."""
+"""The ResolverActor's port: skeletons, checkpoints, restoration and the canonical load.
+
+What reads a checkpoint is imported by the first load that does: a warm start reads none.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from ...hwr.adapters import OpenAdapter, open_for
-from ...hwr.checkpoint import Checkpoint, open_checkpoint
-from ...hwr.contract import Producer, ProductionPlan
-from ...hwr.digest_cache import DigestCache
-from ...hwr.fp8 import Fp8Producer, quantise_skeleton
+from ...hwr.contract import ProductionPlan
 from ...hwr.gate import ForwardGate
 from ...hwr.identity import artifact_key
-from ...hwr.load import load_canonical
-from ...hwr.load_produced import load_produced
 from ...hwr.ownership import survey
 from ...hwr.packed.logical import identity_to_use
-from ...hwr.planner import plan_ownership
-from ...hwr.producers import CheckpointProducer, ModelProducer, identity_for, production_plan
+from ...hwr.producers import ModelProducer, identity_for, production_plan
 from ...hwr.records import ModelRecord, generic_record
 from ...hwr.restore import plan_restore
 from ...hwr.skeleton import build_skeleton
-from ...hwr.source import source_digest
 from ...hwr.source_memory import SourceMemory, source_fingerprint
 from ...hwr.write_watch import WriteWatch
 from ...messages.budget import Budget
 from ...messages.config import PackingPolicy, Representation
-from ...messages.failure import Code, Stage, error
-from ...messages.plan import WeightPlan
+from ...messages.failure import Code, Stage
+from ...messages.identity import AdaptationIdentity
 from ...messages.resolver import (
     CanonicalLoaded,
     CommitRestore,
@@ -38,9 +33,9 @@ from ...messages.resolver import (
     Restored,
     RestorePlanned,
 )
-from ..resources import ModelEntry, OpenSource, Prepared, Resources, checkpoint_producer_id
+from ..resources import ModelEntry, Prepared, Resources, checkpoint_producer_id
 from .faults import answered
-from .packed import stand_ins_for
+from .stand_ins import stand_ins_for
 
 DigestDirectory = Callable[[Budget], Path | None]
 
@@ -72,14 +67,13 @@ class LocalLoader:
         memory = None if directory is None else SourceMemory(directory / "sources")
         digest = None if memory is None else memory.find(fingerprint)
         if digest is None:
-            cache = None if directory is None else DigestCache(directory)
-            digest = source_digest(_open_source(entry, prepared, budget).checkpoint, cache, budget)
-            _require_untouched(entry)
+            from .sources import read_digest
+
+            digest = read_digest(entry, prepared, directory, budget)
             if memory is not None:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
-        adapter = _open_adapter(entry, prepared, budget)
-        adaptation = None if adapter is None else adapter.identity
+        adaptation = _adaptation(entry, prepared, budget)
         identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
         identity = identity_to_use(identity, self._packing, prepared.ownership)
         producer_id = checkpoint_producer_id(effect.model_id)
@@ -111,19 +105,17 @@ class LocalLoader:
 
     def load_canonical(self, effect: LoadCanonical, budget: Budget) -> CanonicalLoaded:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
+        from .sources import fill, open_source
+
         entry = self._resources.models.get(effect.model_id)
         if entry.agreement is not None:
             entry.agreement.miss()
         if effect.fresh:
             entry.prepared = None
         prepared = entry.prepared or _prepare(entry, self._representation)
-        source = _open_source(entry, prepared, budget)
+        source = open_source(entry, prepared, budget)
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
-            _open_adapter(entry, prepared, budget)
-            if prepared.fp8 is None and prepared.adapter is None:
-                loaded_bytes = load_canonical(prepared.module, source.plan, source.checkpoint, budget)
-            else:
-                loaded_bytes = load_produced(prepared.module, _producer(prepared, source), budget)
+            loaded_bytes = fill(entry, prepared, source, budget)
         prepared.found = None
         _validate(prepared)
         entry.watch = WriteWatch(prepared.module)
@@ -149,22 +141,20 @@ class _SourceProducer:
 
     def produce(self, budget: Budget) -> Iterator[torch.Tensor]:
         """As ``CheckpointProducer.produce``; also raises what opening and planning the checkpoint raise."""
-        source = _open_source(self._entry, self._prepared, budget)
-        return _producer(self._prepared, source).produce(budget)
+        from .sources import open_source, producer_of
+
+        source = open_source(self._entry, self._prepared, budget)
+        return producer_of(self._prepared, source).produce(budget)
 
 
-def _producer(prepared: Prepared, source: OpenSource) -> Producer:
-    """What makes the model's tensors of its checkpoint."""
-    if prepared.fp8 is not None:
-        return Fp8Producer(prepared.fp8, source.plan, source.checkpoint, prepared.adapter)
-    return CheckpointProducer(source.plan, source.checkpoint, prepared.adapter)
+def _adaptation(entry: ModelEntry, prepared: Prepared, budget: Budget) -> AdaptationIdentity | None:
+    """The identity of the adapter to be merged; None for base weights."""
+    if entry.adapter is None:
+        return None
+    from .sources import open_adapter
 
-
-def _open_adapter(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenAdapter | None:
-    """The adapter to be merged, opened once; None for base weights."""
-    if entry.adapter is not None and prepared.adapter is None:
-        prepared.adapter = open_for(entry.adapter, prepared.stored, prepared.record, budget)
-    return prepared.adapter
+    adapter = open_adapter(entry, prepared, budget)
+    return None if adapter is None else adapter.identity
 
 
 def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
@@ -176,25 +166,11 @@ def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
         found = survey(module, record)
         entry.prepared = Prepared(module, record, found.ownership, found)
     else:
+        from ...hwr.fp8 import quantise_skeleton
+
         fp8 = quantise_skeleton(module, record, representation)
         entry.prepared = Prepared(module, record, fp8.ownership, None, fp8=fp8)
     return entry.prepared
-
-
-def _open_source(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenSource:
-    """The opened checkpoint, once; raises source_changed when it is not the one that the model was identified by."""
-    if prepared.source is None:
-        checkpoint: Checkpoint = open_checkpoint(entry.source)
-        plan: WeightPlan = plan_ownership(prepared.stored, prepared.record, checkpoint, budget)
-        _require_untouched(entry)
-        prepared.source = OpenSource(checkpoint, plan)
-    return prepared.source
-
-
-def _require_untouched(entry: ModelEntry) -> None:
-    if entry.fingerprint is not None and source_fingerprint(entry.source) != entry.fingerprint:
-        text = f"{entry.source} was replaced or changed after the model was identified; load it again"
-        raise error(Stage.SOURCE, Code.SOURCE_CHANGED, text, file=entry.source)
 
 
 def _validate(prepared: Prepared) -> None:

@@ -2,12 +2,10 @@
 
 from contextlib import ExitStack
 
-from ...dlo.hooks import refuse_gone
 from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
 from ..resources import Resources
-from .packed import with_values
 
 
 class LocalModels:
@@ -22,6 +20,11 @@ class LocalModels:
         entry.require_untouched("publishing it")
         producer = entry.producer
         if producer is None:
+            from ...dlo.hooks import (
+                refuse_gone,  # streaming's code: a load whose model is not published has no use of it
+            )
+            from .packed import with_values
+
             prepared = entry.need_prepared()
             refuse_gone(prepared.module)
             with ExitStack() as still:

@@ -8,15 +8,12 @@ import torch
 from ...dlo.discovery import BlockMap
 from ...dlo.packed.backing import PackedBacking
 from ...dlo.packed.plan import PLAIN, PackedTensor, packed_blocks
-from ...dlo.packed.stand_ins import stand_ins
 from ...hwr.contract import Lease, Producer, ProductionPlan
 from ...hwr.packed.codec import check_parts, escape_indices, unpack
 from ...hwr.packed.logical import unpacking
 from ...hwr.packed.pending import put_off
 from ...messages.budget import Budget
-from ...messages.manifest import PackedEntry
 from ...messages.packed import Part
-from ...messages.plan import BlockTensor
 
 
 def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) -> PackedBacking:
@@ -38,22 +35,6 @@ def open_packed(lease: Lease, blocks: BlockMap, holder: str, *, staged: bool) ->
     except BaseException:
         release()
         raise
-
-
-def stand_ins_for(entries: Sequence[PackedEntry]) -> Sequence[torch.Tensor]:
-    """Tensors full of NaN in place of packed ones; each has an address of its own and costs no memory."""
-    planned = [
-        BlockTensor(
-            name=entry.name,
-            offset=0,
-            size_bytes=entry.size_bytes,
-            shape=entry.shape,
-            dtype=entry.dtype,
-            stride=entry.stride,
-        )
-        for entry in entries
-    ]
-    return stand_ins([planned])[0]
 
 
 def with_values(producer: Producer, lease: Lease) -> Producer:

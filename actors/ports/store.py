@@ -7,10 +7,7 @@ from pathlib import Path
 
 from ...hwr.contract import Lease, Miss
 from ...hwr.identity import artifact_key
-from ...hwr.memory import mapped_memory, process_memory
 from ...hwr.packed.logical import is_packed, logical_tensors
-from ...hwr.packed.producer import PackingProducer
-from ...hwr.remote.fsspec_remote import open_remote
 from ...hwr.store import LocalStore
 from ...messages.budget import Budget
 from ...messages.config import Config
@@ -52,6 +49,8 @@ class LocalStorePort:
 
     def fetch(self, effect: FetchArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased | Missed:
         """Bring the artifact from the configured remote or join, lease, and enter the lease into the resource table."""
+        from ...hwr.remote.fsspec_remote import open_remote
+
         store, policy = self._open(budget), self._config.remote
         found = store.fetch(
             effect.identity,
@@ -71,6 +70,8 @@ class LocalStorePort:
         store = self._open(budget)
         producer = self._producers.get(effect.producer_id)
         if is_packed(effect.identity):
+            from ...hwr.packed.producer import PackingProducer
+
             producer = PackingProducer(producer, budget)
         result = store.build(effect.identity, producer, effect.validation, budget, progress, lease_id=effect.lease_id)
         return Leased(lease=self._enter(result.lease), built=result.built, joined=result.joined)
@@ -90,6 +91,8 @@ class LocalStorePort:
 
     def memory(self) -> Memory:
         """What the kernel counts for this process and for the mappings of its leases."""
+        from ...hwr.memory import mapped_memory, process_memory
+
         process = process_memory()
         mappings = []
         for entry in self._leases.all():

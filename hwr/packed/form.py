@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 import torch
+from msgspec import Struct
 
 from ...messages.packed import WIDTHS, part_sizes
 from ...messages.plan import TENSOR_ALIGNMENT_BYTES
@@ -25,8 +25,7 @@ _GAIN: Final = 0.95
 """A packed tensor takes at most this much of its plain bytes, padding included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """How one tensor is packed: ``table`` holds the exponent of each code, ascending."""
 
     width: int

@@ -13,7 +13,6 @@ from ...messages.identity import ArtifactIdentity
 from ...messages.manifest import Manifest, PackedEntry, TensorEntry
 from ...messages.packed import CODEC, CODEC_VERSION, PART_MARK, Part, part_name, part_sizes
 from ..ownership import Ownership
-from .codec import unpack
 
 _WORTH: Final = 0.5
 """The share of its blocks' bytes from which on a bf16 model is packed."""
@@ -97,12 +96,14 @@ def unpacked(entry: PackedEntry, read: PartReader) -> torch.Tensor:
 
 def unpacking(entry: PackedEntry, read: PartReader) -> Callable[[], torch.Tensor]:
     """What ``unpacked`` does, for later: holds the parts until then."""
+    from . import codec  # here, and not in the middle of somebody's forward
+
     parts = parts_of(entry, read)
 
     def now() -> torch.Tensor:
         elements = entry.size_bytes // ITEM_SIZE_BYTES[entry.dtype]
         values = torch.empty(elements, dtype=torch.bfloat16)
-        unpack(parts, elements, entry.width, entry.escapes, values.view(torch.int16))
+        codec.unpack(parts, elements, entry.width, entry.escapes, values.view(torch.int16))
         return values.as_strided(entry.shape, entry.stride)
 
     return now

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from typing import Final
 
 import torch
+from msgspec.structs import replace
 
 from ...messages.budget import Budget
 from ...messages.dtypes import DType

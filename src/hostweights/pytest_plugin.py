@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from hostweights.actors.kernel import Actor, ReplayResult
+    from hostweights.actors.kernel import Actor
+    from hostweights.actors.kernel.replay import ReplayResult
     from hostweights.messages.base import Message
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import golden
-from hostweights.actors.kernel import JournalReader
+from hostweights.actors.kernel.journal_file import JournalReader
 from hostweights.actors.kernel.replay_diff import actors_of
 from hostweights.hwr.policy import decide
 from hostweights.messages.config import Mode

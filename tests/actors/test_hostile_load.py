@@ -6,11 +6,11 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy, RuntimePolicy
 from hostweights.hwr.records import ModelRecord

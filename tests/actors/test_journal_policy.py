@@ -11,8 +11,8 @@ import torch
 
 import loop_guard
 from hostweights import Code, Config, HostWeights, HostWeightsError, JournalPolicy, RuntimePolicy
-from hostweights.actors.kernel import JournalReader, replay
-from hostweights.actors.kernel.journal_file import full_parts
+from hostweights.actors.kernel.journal_file import JournalReader, full_parts
+from hostweights.actors.kernel.replay import replay
 from hostweights.actors.replaying import replayable
 from hostweights.messages import AnyMessage
 from hostweights.messages.journal import JournalHeader, JournalRecord

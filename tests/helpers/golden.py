@@ -16,8 +16,8 @@ import msgspec
 from chaos import specs
 from chaos_world import World, identity_of
 from hostweights.actors.assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT
-from hostweights.actors.kernel import ActorSystem, JournalReader
-from hostweights.actors.kernel.journal_file import Batch, frame, frame_of
+from hostweights.actors.kernel import ActorSystem
+from hostweights.actors.kernel.journal_file import Batch, JournalReader, frame, frame_of
 from hostweights.actors.kernel.testing import SimulatedPool, run_virtual
 from hostweights.hwr.identity import artifact_key
 from hostweights.messages.config import Mode, Validation

@@ -15,7 +15,7 @@ from blake3 import blake3
 from hostweights.actors import api, assembly
 from hostweights.actors.kernel import ActorSystem, blocking, handling
 from hostweights.actors.ports import devices as device_port
-from hostweights.actors.ports import loader as loader_port
+from hostweights.actors.ports import sources as source_port
 from hostweights.actors.ports import store as store_port
 from hostweights.dlo import component, driver, headroom, ledger, registration, streamer
 from hostweights.dlo.devices import cpu, lane
@@ -92,7 +92,7 @@ def simulated(
         (blocking, "WorkerPool", Pool),
         (device_port, "open_device", open_device),
         (device_port, "trim", lambda: None),
-        (loader_port, "source_digest", lambda checkpoint, _cache, _budget: _digest(checkpoint)),
+        (source_port, "source_digest", lambda checkpoint, _cache, _budget: _digest(checkpoint)),
         (store_port.LocalStorePort, "digest_directory", lambda *_: None),
         (domain, "filesystem_of", lambda *_: "simulated"),
         (domain, "mount_id_of", lambda *_: 1),

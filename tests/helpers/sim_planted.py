@@ -13,7 +13,7 @@ from hostweights.actors.store import StoreActor
 from hostweights.dlo.driver import RingDriver
 from hostweights.dlo.ring import Fill, Ring
 from hostweights.dlo.transfer import RegisteredTransfer
-from hostweights.hwr import locks, store, verified, writer
+from hostweights.hwr import locks, publication, store, verified, writer
 from hostweights.hwr.filesystem import files
 from hostweights.hwr.publication import publish
 from hostweights.messages.base import Message
@@ -159,7 +159,9 @@ PLANTED = (
     Planted(
         "missing fsync", "payload files are synced before they are published", ((writer, "files", lambda: _Unsynced()),)
     ),
-    Planted("early READY", "the marker becomes visible after the last byte", ((store, "publish", _publish_early),)),
+    Planted(
+        "early READY", "the marker becomes visible after the last byte", ((publication, "publish", _publish_early),)
+    ),
     Planted(
         "lock unlinked",
         "lock files are never unlinked",

@@ -1,11 +1,11 @@
 """The shipped records over small models of the real names: loaded cold, published from the checkpoint, bound warm."""
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from h3_model import H3, HEAD_DIM, h3_checkpoint_state

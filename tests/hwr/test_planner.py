@@ -3,13 +3,13 @@
 import copy
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import nn
 

@@ -1,11 +1,11 @@
 """What a record can say, from the planner through the producer and the load: merges, groups, casts, shares."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from hostweights.hwr.checkpoint import Checkpoint, open_checkpoint

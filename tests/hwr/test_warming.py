@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from hostweights import CapacityPolicy, Code, Config, HostWeights, HostWeightsError, Shard, generic_record, warm

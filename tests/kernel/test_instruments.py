@@ -12,11 +12,11 @@ from hostweights.actors.kernel import (
     Context,
     DeadlineExceeded,
     Instruments,
-    JournalReader,
     Span,
     traced,
 )
 from hostweights.actors.kernel.instruments import below_s
+from hostweights.actors.kernel.journal_file import JournalReader
 from hostweights.actors.kernel.testing import run_virtual
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loop_guard
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, replay
+from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
 from hostweights.actors.kernel.journal_file import (
     FRAME,
     RECORD_LIMIT_BYTES,
@@ -23,6 +23,7 @@ from hostweights.actors.kernel.journal_file import (
     frame_of,
     full_parts,
 )
+from hostweights.actors.kernel.replay import replay
 from hostweights.messages.base import Message
 from hostweights.messages.envelope import Kind
 from hostweights.messages.failure import Code, HostWeightsError

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 import loop_guard
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, replay
+from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
 from hostweights.actors.kernel.journal_file import FRAME, RECORD_LIMIT_BYTES, JournalReader
+from hostweights.actors.kernel.replay import replay
 from hostweights.messages.base import Message
 from hostweights.messages.envelope import Kind
 from hostweights.messages.failure import Code, Stage, error

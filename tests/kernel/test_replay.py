@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, ReplayResult, RestartPolicy, replay
+from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, RestartPolicy
+from hostweights.actors.kernel.replay import ReplayResult, replay
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error

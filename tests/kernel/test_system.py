@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, JournalReader
+from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context
+from hostweights.actors.kernel.journal_file import JournalReader
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
 from hostweights.messages.failure import HostWeightsError

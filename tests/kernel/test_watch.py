@@ -14,8 +14,8 @@ from hostweights.actors.kernel import (
     RestartPolicy,
     Strategy,
     Terminated,
-    replay,
 )
+from hostweights.actors.kernel.replay import replay
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code, HostWeightsError
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hostweights import HostWeights, HostWeightsError, open_sync
+from hostweights.actors.ports import packed  # noqa: F401  # its decoder for devices, before it is counted
 from hostweights.dlo.devices.cpu import CpuDevice
 from hostweights.hwr.packed.codec import corrupt, unpack
 from hostweights.hwr.packed.pending import PendingParameter
@@ -130,7 +131,7 @@ def count_unpacking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         unpacked.append(1)
         unpack(*args)  # type: ignore[arg-type]  # handed through
 
-    monkeypatch.setattr("hostweights.hwr.packed.logical.unpack", counted)
+    monkeypatch.setattr("hostweights.hwr.packed.codec.unpack", counted)
     return unpacked
 
 

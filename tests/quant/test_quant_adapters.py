@@ -1,12 +1,12 @@
 """A3: a merged adapter is part of the identity; an overlay stays outside."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import anyio.to_thread
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from hostweights import (

@@ -23,7 +23,7 @@ from hostweights import (
     open_sync,
     warm,
 )
-from hostweights.actors.ports import loader
+from hostweights.actors.ports import sources
 from hostweights.cli import app
 from hostweights.hwr import fp8, read_ahead, source_memory
 from hostweights.hwr.binding_reader import Allocate, read_binding
@@ -72,7 +72,7 @@ async def test_C8_warm_publishes_what_torchao_would_have_made(
     async with HostWeights(settings) as host:
         first = await host.load(factory, checkpoint)
         assert_same(first.module, in_memory(representation))
-        monkeypatch.setattr(loader, "open_checkpoint", None)  # a warm start reads no byte of the source
+        monkeypatch.setattr(sources, "open_checkpoint", None)  # a warm start reads no byte of the source
         second = await host.load(factory, checkpoint)
         assert second.report.outcome is Outcome.LOCAL_HIT
         assert_same(second.module, in_memory(representation))
