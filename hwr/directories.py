@@ -110,8 +110,7 @@ def _is_component(root: Path, name: str, value: object) -> bool:
     return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """A class of a library, and how its configuration builds it.
 
     ``stem`` begins the names of its weight files, ``prefixes`` are what its names may have more than the checkpoint's.
