@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
@@ -15,7 +16,6 @@ from ..messages.transport import RingStats
 from .api import Attachment, HostWeights, LoadedModel
 from .directories import load_diffusers, load_transformers
 from .kernel.at_exit import AtExit
-from .portal import Portal
 
 if TYPE_CHECKING:
     from ..dlo.timeline import Timeline
@@ -26,29 +26,27 @@ if TYPE_CHECKING:
 @contextmanager
 def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
     """Open a HostWeights for blocking code; leaving the block closes it, and so does the end of the interpreter."""
-    host = HostWeights(config)
-    portal = Portal("hostweights")
+    with start_blocking_portal(name="hostweights") as portal:
+        host = HostWeights(config)
 
-    def end() -> None:
-        try:
+        def end() -> None:
             portal.call(host.close)
-        finally:
-            portal.stop()
+            portal.call(portal.stop)
 
-    at_exit = AtExit(end)
-    at_exit.arm()  # before its actors, so that they are stopped and not left without threads
-    try:
-        portal.call(host.open)
-        yield SyncHostWeights(host, portal)
-    finally:
-        if at_exit.disarm():
-            end()
+        at_exit = AtExit(end)
+        at_exit.arm()  # before its actors, so that they are stopped and not left without threads
+        try:
+            portal.call(host.open)
+            yield SyncHostWeights(host, portal)
+        finally:
+            if at_exit.disarm():
+                portal.call(host.close)
 
 
 class SyncHostWeights:
     """Blocking calls to one HostWeights; each returns what its async twin returns. Forwards run in the caller."""
 
-    def __init__(self, host: HostWeights, portal: Portal) -> None:
+    def __init__(self, host: HostWeights, portal: BlockingPortal) -> None:
         self._host = host
         self._portal = portal
 
@@ -88,7 +86,7 @@ class SyncHostWeights:
 
     def adopt(self, model: LoadedModel) -> PublicationReport:
         """``HostWeights.adopt``: publish if needed, then share the pages."""
-        return self._portal.call(lambda: self._host.adopt(model))
+        return self._portal.call(self._host.adopt, model)
 
     def attach(
         self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: "WeightGroup | None" = None
@@ -98,7 +96,7 @@ class SyncHostWeights:
 
     def record(self, attachment: Attachment) -> AbstractContextManager["Timeline"]:
         """``Attachment.record``, as a plain context manager."""
-        return self._portal.inside(attachment.record())
+        return self._portal.wrap_async_context_manager(attachment.record())
 
     def ring(self, attachment: Attachment) -> RingStats:
         """``Attachment.stats``."""
@@ -110,7 +108,7 @@ class SyncHostWeights:
 
     def unload(self, model: LoadedModel) -> None:
         """``HostWeights.unload``."""
-        self._portal.call(lambda: self._host.unload(model))
+        self._portal.call(self._host.unload, model)
 
     def leases(self) -> tuple[LeaseInfo, ...]:
         """``HostWeights.leases``."""

@@ -61,7 +61,7 @@ NOT_NEEDED = (
     "hostweights.hwr.upkeep",
     "hostweights.hwr.writer",
 )
-FOREIGN = ("aiofiles", "anyio", "diffusers", "fsspec", "rich", "safetensors", "statistics", "transformers", "typer")
+FOREIGN = ("aiofiles", "diffusers", "fsspec", "rich", "safetensors", "statistics", "transformers", "typer")
 
 
 @pytest.fixture(scope="module")
