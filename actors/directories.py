@@ -1,9 +1,9 @@
 """Loading what diffusers and transformers have saved, by directory alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ..hwr.directories import ModelSource as ModelSource
@@ -50,8 +50,7 @@ async def load_transformers(
     return await _load(host, _Asked(directory, None, variant, dtype), mode, timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """The arguments that say which model of a directory is meant."""
 
     directory: str | Path

@@ -4,6 +4,7 @@ Only classes of the two libraries are used, found by the name that the directory
 is never run. A library is imported when one of its classes is asked for.
 """
 
+import errno
 import importlib
 import inspect
 import re
@@ -27,7 +28,7 @@ from .models import RECORD_OF_CLASS
 from .module_tensors import places
 from .records import ModelRecord, generic_record
 from .skeleton import build_skeleton
-from .source_files import open_regular
+from .source_files import open_failure, open_regular
 from .source_memory import SourceMemory, source_fingerprint
 from .stored_dtypes import StoredDtypes, stored_dtypes
 
@@ -107,7 +108,12 @@ def _is_component(root: Path, name: str, value: object) -> bool:
     named = isinstance(value, list) and len(value) == 2 and value[0] in tuple(_STEMS)
     named = named and "/" not in name and name not in _NOT_INSIDE
     folder = root / name
-    return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
+    try:
+        return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))
+    except OSError as problem:
+        if problem.errno == errno.ENAMETOOLONG:  # no directory has such a name
+            return False
+        raise open_failure(folder, problem) from problem
 
 
 class _Found(msgspec.Struct, frozen=True):

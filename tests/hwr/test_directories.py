@@ -75,6 +75,12 @@ def test_B9_pipeline_lists_components_with_weights_only(tmp_path: Path) -> None:
         model_source(tmp_path, "vae")
 
 
+def test_B2_a_name_that_no_directory_can_have_is_no_component(tmp_path: Path) -> None:
+    index = {"a" * 4096: ["diffusers", "X"], "b\0": ["diffusers", "X"], "nothing": ["diffusers", "X"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert component_names(tmp_path) == ()
+
+
 def test_B2_index_may_be_named_itself(tmp_path: Path) -> None:
     save(tmp_path / "a.safetensors", {"w": torch.ones(2)})
     save(tmp_path / "b.safetensors", {"w": torch.zeros(2)})
