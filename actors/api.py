@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -416,7 +415,7 @@ class Attachment:
         try:
             yield timeline
         finally:
-            await _to_the_end(in_own_thread("hostweights-record", partial(recording.__exit__, None, None, None)))
+            await _to_the_end(in_own_thread("hostweights-record", lambda _: recording.__exit__(None, None, None)))
 
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""

@@ -264,7 +264,7 @@ def test_B8_first_load_of_what_was_warmed_opens_no_weight_file(
     def refuse(path: Path) -> Checkpoint:
         raise AssertionError(f"opens {path}")
 
-    for module in ("hostweights.hwr.directories", "hostweights.actors.ports.loader"):
+    for module in ("hostweights.hwr.directories", "hostweights.actors.ports.sources"):
         monkeypatch.setattr(f"{module}.open_checkpoint", refuse)
     with open_sync(config) as host:
         model = host.load_transformers(folder)
