@@ -1,6 +1,7 @@
 """A tiny model streamed on the GPU, for ``compute-sanitizer``: ends with one line, and status 1 if a bit differs.
 
-The public API from load to terminal detach: direct copies out of registered pages, then staging, then a kept block.
+The public API from load to detach: direct copies out of registered pages, staging, a kept block; plain blocks, and
+packed ones, which a kernel unpacks.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.stream_model import Shape, Transformer, sample, write_checkpoint
-from hostweights import Config, HostWeights, Mode, ProductionPolicy
+from hostweights import Config, HostWeights, Mode, PackingPolicy, ProductionPolicy
 from hostweights.messages.transport import BackingChoice
 
 SHAPE = Shape(blocks=5, hidden=128, head=64)
@@ -36,16 +37,19 @@ async def _stream(folder: Path) -> bool:
     resident.load_state_dict(load_file(checkpoint))
     expected = _forward(resident.eval().cuda(), x)
     equal = True
-    config = Config(root=str(folder / "store"), mode=Mode.REQUIRED, production=ProductionPolicy(build_before_load=True))
-    async with HostWeights(config) as host:
-        model = await host.load(_build, checkpoint)
-        for backing, kept in ((BackingChoice.DIRECT, 0), (BackingChoice.STAGED, 0), (BackingChoice.DIRECT, 1)):
-            attachment = await host.attach(model, device="cuda", backing=backing, resident=kept, slots=None)
-            for _ in range(FORWARDS):
+    for packing in (PackingPolicy.OFF, PackingPolicy.ON):
+        production = ProductionPolicy(build_before_load=True, packing=packing)
+        async with HostWeights(Config(root=str(folder / "store"), mode=Mode.REQUIRED, production=production)) as host:
+            model = await host.load(_build, checkpoint)
+            for backing, kept in ((BackingChoice.DIRECT, 0), (BackingChoice.STAGED, 0), (BackingChoice.DIRECT, 1)):
+                attachment = await host.attach(model, device="cuda", backing=backing, resident=kept, slots=None)
+                for _ in range(FORWARDS):
+                    equal = equal and torch.equal(_forward(model.module, x), expected)
+                packed = (await attachment.stats()).packing is not None
+                equal = equal and packed == (packing is PackingPolicy.ON and backing is BackingChoice.DIRECT)
+                await attachment.release()
                 equal = equal and torch.equal(_forward(model.module, x), expected)
-            await attachment.release()
-            equal = equal and torch.equal(_forward(model.module, x), expected)
-            await attachment.detach()
+                await attachment.detach()
     return equal
 
 
