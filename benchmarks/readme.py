@@ -1,12 +1,19 @@
 """Writes the README's figures from the result files: ``python -m benchmarks.readme``."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+
+from benchmarks.readme_gpu import gpu_figures
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 MEMORY = ROOT / "benchmarks" / "results" / "memory-python-2core.json"
-BEGIN, END = "<!-- figures: python -m benchmarks.readme -->\n", "<!-- end of figures -->\n"
+BEGIN, GPU = (
+    "<!-- figures: python -m benchmarks.readme -->\n",
+    "<!-- figures on GPUs: python -m benchmarks.readme -->\n",
+)
+END = "<!-- end of figures -->\n"
 MIB = 2**20
 
 
@@ -44,10 +51,14 @@ def _goal(goal: dict[str, object]) -> str:
 
 
 def written(text: str) -> str:
-    """The README's text with the section renewed."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + figures() + END + after
+    """The README's text with both sections renewed."""
+    return _renewed(_renewed(text, BEGIN, figures), GPU, gpu_figures)
+
+
+def _renewed(text: str, begin: str, section: Callable[[], str]) -> str:
+    before, rest = text.split(begin)
+    _, after = rest.split(END, maxsplit=1)
+    return before + begin + section() + END + after
 
 
 if __name__ == "__main__":
