@@ -25,7 +25,7 @@ TORCH_SYNCED, TENSORIZER_SYNCED = "torch.save + fsync", "tensorizer write_state_
 UNHASHED = "hostweights publish, nothing hashed"
 PUBLISHED, PUBLISHED_AND_MAPPED = "hostweights publish", "hostweights publish, acquire, touch all pages"
 CHUNK_BYTES = 16 * 1024**2
-HASHING_ROUNDS = 21
+HASHING_ROUNDS = 15
 SMALLEST_ROUNDS = 25
 CPU_ROUNDS = 3
 
