@@ -60,7 +60,7 @@ class TensorDigest:
         if first_bytes < _SHARED_OUT_BYTES:
             return self._alone
         if self._shared_out is None:
-            self._shared_out = blake3(max_threads=_HASHING_THREADS)
+            self._shared_out = _with_threads() or self._alone
         return self._shared_out
 
     def _run(self) -> None:
@@ -82,6 +82,16 @@ class TensorDigest:
         if self._thread is not None:
             self._chunks.put(None)
             self._thread.join()
+
+
+def _with_threads() -> blake3 | None:
+    """A hasher with threads of its own; None where this process may start no more of them."""
+    try:
+        return blake3(max_threads=_HASHING_THREADS)
+    except BaseException as failure:
+        if type(failure).__name__ != "PanicException":  # which blake3 raises then, and which no module names
+            raise
+        return None
 
 
 class PadDigest:

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,6 +250,32 @@ def test_A4_the_hashing_thread_gives_the_digest_of_all_chunks_in_order() -> None
             expected = data if size > 4096 else data[:size]
             assert hashes.finish() == blake3(expected).hexdigest()
         assert hashes.finish() == blake3().hexdigest()
+
+
+def test_A4_large_tensors_are_hashed_where_no_more_threads_can_be_started() -> None:
+    code = """
+import os, resource
+from blake3 import blake3
+from hostweights.hwr.digests import TensorDigest
+data = memoryview(os.urandom(9_000_000))
+with TensorDigest() as hashes:
+    hashes.feed(data[:300_000])  # starts the thread that hashes beside the writes
+    hashes.finish()
+    os.setuid(65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    for _ in range(2):
+        hashes.feed(data)
+        assert hashes.finish() == blake3(data).hexdigest()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ThreadPoolBuildError" in done.stderr, "the limit did not hold"
 
 
 def test_A5_views_of_tensor_memory_copy_nothing() -> None:
