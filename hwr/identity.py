@@ -111,7 +111,7 @@ def _plain(value: object, path: str) -> _Plain:
             value.encode()
         except UnicodeEncodeError:
             raise _refused(path, f"holds text that is not valid Unicode: {value!r}") from None
-        return str(value)
+        return str.__str__(value)  # an enumeration's text, and not its name
     if value is None or isinstance(value, bool | int):
         return value
     raise _refused(

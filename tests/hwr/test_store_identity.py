@@ -2,7 +2,7 @@ import json
 import os
 import subprocess
 import sys
-from enum import IntEnum
+from enum import Enum, IntEnum
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -70,6 +70,13 @@ def test_A3_a_number_of_another_class_gives_the_key_of_the_plain_one() -> None:
         ONE = 1
 
     assert artifact_key(_with("layout.sp_size", Size.ONE)) == GOLDEN_KEY
+
+
+@pytest.mark.parametrize("model", ["acme/tiny", "acme/é"])
+def test_A3_a_text_of_an_enumeration_gives_the_key_of_the_plain_one(model: str) -> None:
+    named = Enum("named", {"MODEL": model}, type=str)
+
+    assert artifact_key(_with("source.model", named["MODEL"])) == artifact_key(_with("source.model", model))
 
 
 def _with(path: str, value: object) -> ArtifactIdentity:
