@@ -50,7 +50,7 @@ class Place(Struct, frozen=True):
 
     def path_of(self, *names: str) -> str:
         """The path of what lies in it."""
-        return "/".join((self.path, *names))
+        return "/".join((self.path.rstrip("/"), *names))  # the root directory ends in one
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.digest_cache import DigestCache
 from hostweights.hwr.source_files import stamp_of
 from hostweights.hwr.store import LocalStore
+from hostweights.hwr.store_files import Place
 from hostweights.messages.config import CapacityPolicy, Validation, WaitPolicy
 from hostweights.messages.failure import Code
 from interned import interned_digests
@@ -72,3 +73,10 @@ def test_A6_no_digest_is_interned_by_the_cache_of_digests(tmp_path: Path) -> Non
             assert cache.digest(stamp, lambda: "ab" * 32) == "ab" * 32
     assert len(list((tmp_path / "digests").iterdir())) == 1
     assert found == []
+
+
+@pytest.mark.parametrize("root", ["/", "/store", "/st\nore", "/st\udcffore"])
+def test_A6_a_path_is_what_pathlib_would_make_of_it(root: str) -> None:
+    """The kernel writes paths with single slashes, and who maps a file is found by comparing with those."""
+    assert Place(-1, root).path_of("artifacts", "one") == str(Path(root) / "artifacts" / "one")
+    assert Place(-1, Place(-1, root).path_of("artifacts")).name == "artifacts"
