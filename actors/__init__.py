@@ -88,6 +88,10 @@ _HOME: Final = {
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Whole, before any of their parts: two threads at a package and its part get half-made modules, and torch then ends
+    # the process.
+    for package in ("torch", f"{__name__}.kernel"):
+        import_module(package)
     value: object = getattr(import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value

@@ -50,7 +50,7 @@ class Agreement:
             return self._missing
 
     def _ask(self, has: bool) -> tuple[int, ...]:
-        from ..dlo.gather import RankGroup  # streaming's code, and most loads are of one rank
+        from ..dlo.gather.ranks import RankGroup  # streaming's code, and most loads are of one rank
 
         group = RankGroup.join(self._ranks, name="load", deadline_s=self._join_s, join_s=self._join_s)
         try:

@@ -31,9 +31,9 @@ from hostweights import (
     WeightGroup,
     open_sync,
 )
-from hostweights.dlo.gather import RankGroup
 from hostweights.dlo.gather.collective import open_collective
 from hostweights.dlo.gather.cut import Cut
+from hostweights.dlo.gather.ranks import RankGroup
 
 KILL_DEADLINE_S = 5.0
 PACKED = ProductionPolicy(packing=PackingPolicy.ON)

@@ -24,8 +24,8 @@ from .build_mode import default_dtype
 from .checkpoint import open_checkpoint
 from .checkpoint_files import INDEX_SUFFIX, SUFFIX
 from .dtypes import dtype_tag, torch_dtype
-from .models import RECORD_OF_CLASS
 from .module_tensors import places
+from .record_of_class import RECORD_OF_CLASS
 from .records import ModelRecord, generic_record
 from .skeleton import build_skeleton
 from .source_files import open_failure, open_regular

@@ -1,13 +1,13 @@
-"""Model records, one file per model, and which class each belongs to."""
+"""Which class of diffusers or transformers has which record."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from ..records import ModelRecord
-from .bert import BERT_ENCODER
-from .flux2_klein import FLUX2_KLEIN
-from .minimax_h3_diffusers import MINIMAX_H3_DIFFUSERS
-from .whisper import WHISPER, WHISPER_MODEL
+from .models.bert import BERT_ENCODER
+from .models.flux2_klein import FLUX2_KLEIN
+from .models.minimax_h3_diffusers import MINIMAX_H3_DIFFUSERS
+from .models.whisper import WHISPER, WHISPER_MODEL
+from .records import ModelRecord
 
 RECORD_OF_CLASS: Final[Mapping[str, ModelRecord]] = {
     "BertModel": BERT_ENCODER,

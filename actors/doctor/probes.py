@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from ...dlo.contract import Device
-from ...dlo.devices import open_device
+from ...dlo.devices.opening import open_device
 from ...dlo.headroom import pinnable_bytes
 from ...hwr.budget import PlainBudget
 from ...hwr.locality import describe_mount, filesystem_of

@@ -8,7 +8,7 @@ import torch
 
 from ...dlo.backing import LeaseBacking, LeasedBlock, PrivateBacking, leased_blocks
 from ...dlo.contract import HostBacking
-from ...dlo.devices import open_device
+from ...dlo.devices.opening import open_device
 from ...dlo.discovery import BlockMap, discover
 from ...dlo.hooks import refuse_gone
 from ...dlo.packed.backing import PackedBacking

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from ...dlo.gather import Gathering, RankGroup
+from ...dlo.gather.ranks import RankGroup
+from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
 from ...messages.budget import Budget
 from ...messages.transport import Attach

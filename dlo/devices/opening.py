@@ -1,9 +1,9 @@
-"""Devices behind the port of ``dlo.contract``. Importing this touches no GPU and no driver."""
+"""Which device a name means."""
 
 from ...messages.failure import Code, Stage, error
 from ..contract import Device
 from .cpu import CpuDevice
-from .cuda import CudaDevice, open_cuda
+from .cuda import open_cuda
 
 
 def open_device(name: str) -> Device:
@@ -21,6 +21,3 @@ def open_device(name: str) -> Device:
         f"there is no device {name!r} to stream to; available: cpu, cuda, cuda:N",
         device=name,
     )
-
-
-__all__ = ["CpuDevice", "CudaDevice", "open_cuda", "open_device"]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from cuda_fake import FakeCuda, fake_device
 from dlo_support import KINDS, FileLease, Stack, discover, make_backing
 from hostweights.dlo import open_device
-from hostweights.dlo.gather import Gathering, RankGroup
 from hostweights.dlo.gather.cut import Cut
+from hostweights.dlo.gather.ranks import RankGroup
 from hostweights.dlo.gather.shards import ShardBacking
 from hostweights.dlo.gather.transfer import Lanes
+from hostweights.dlo.gather.way import Gathering
 from hostweights.dlo.transfer import open_transfer
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy

@@ -20,7 +20,8 @@ from dlo_support import FileLease, ProbeDevice, Residual, discover, library_thre
 from hostweights import Config, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
 from hostweights.dlo import BlockMap, PrivateBacking, Streamer, open_device
 from hostweights.dlo.contract import Device
-from hostweights.dlo.gather import Gathering, RankGroup
+from hostweights.dlo.gather.ranks import RankGroup
+from hostweights.dlo.gather.way import Gathering
 from hostweights.dlo.transfer import RankLocal
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.plan import BlockPlan

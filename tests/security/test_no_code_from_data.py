@@ -32,7 +32,8 @@ OBJECTS = {"broadcast_object_list", "all_gather_object", "gather_object", "scatt
 """Collectives that pickle."""
 
 IMPORTS_BY_NAME = {
-    "actors/__init__.py": "this package's own modules",
+    "actors/__init__.py": "this package's own modules, and torch by a fixed name",
+    "dlo/__init__.py": "this package's own modules",
     "hwr/directories.py": "diffusers or transformers, and a class of theirs that a directory names",
     "dlo/devices/cuda_runtime.py": "CuPy, by a fixed name",
     "dlo/packed/cuda.py": "CuPy, by a fixed name",

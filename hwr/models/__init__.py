@@ -1,0 +1,1 @@
+"""Model records, one file per model."""
