@@ -58,7 +58,7 @@ def mapped_memory(directory: str | Path, pid: int | None = None) -> MappedMemory
 
 def processes_mapping(directory: str | Path) -> list[int]:
     """Ids of the processes that map a file in a directory, as far as this user may look; ascending."""
-    inside = os.path.realpath(directory).rstrip("/") + "/"
+    inside = _as_listed(os.path.realpath(directory))
     found: list[int] = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -88,7 +88,7 @@ def parse_smaps(text: str) -> list[Area]:
 
 def sum_areas(areas: list[Area], directory: str) -> MappedMemory:
     """Add up the mappings of files in ``directory``, an absolute path without symbolic links."""
-    inside = directory.rstrip("/").replace("\n", "\\012") + "/"
+    inside = _as_listed(directory)
     chosen = [area.bytes_by_name for area in areas if area.path.startswith(inside)]
 
     def total(*names: str) -> int:
@@ -101,3 +101,8 @@ def sum_areas(areas: list[Area], directory: str) -> MappedMemory:
         shared_bytes=total("Shared_Clean", "Shared_Dirty"),
         anonymous_bytes=total("Anonymous"),
     )
+
+
+def _as_listed(directory: str) -> str:
+    """How the kernel's lists of mappings begin the paths of a directory's files."""
+    return directory.rstrip("/").replace("\n", "\\012") + "/"

@@ -1,11 +1,22 @@
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from child_kit import Child
 from hostweights.hwr.contract import ProductionPlan
-from hostweights.hwr.memory import MappedMemory, mapped_memory, parse_smaps, process_memory, sum_areas, trim
+from hostweights.hwr.memory import (
+    MappedMemory,
+    mapped_memory,
+    parse_smaps,
+    process_memory,
+    processes_mapping,
+    sum_areas,
+    trim,
+)
 from hostweights.messages.dtypes import DType
-from store_kit import FixedProducer, build, open_store, spec
+from store_kit import FixedProducer, build, open_store, published, spec
 
 SMAPS = """\
 7f0000000000-7f0000002000 r--s 00000000 08:01 42                         /srv/root/artifacts/a/w 1.safetensors
@@ -49,6 +60,15 @@ def test_A15_this_processs_anonymous_memory_grows_with_a_private_buffer() -> Non
     assert after.anonymous_bytes - before.anonymous_bytes > 7_000_000
     assert after.pss_bytes > before.pss_bytes
     assert buffer
+
+
+@pytest.mark.parametrize("name", ["root", "ro\not", "ro\udcffot", "r o"])
+def test_A15_who_maps_a_generation_is_found_whatever_its_root_is_called(tmp_path: Path, name: str) -> None:
+    lease = published(open_store(tmp_path / name))
+
+    assert processes_mapping(lease.path) == [os.getpid()]
+    assert lease.shared("embed").isnan().sum() >= 0  # touches a page
+    assert mapped_memory(lease.path).rss_bytes > 0
 
 
 SIZE = 32 * 2**20
