@@ -25,11 +25,12 @@ _MAX_ENTRY_BYTES: Final = 64 * 2**20
 class Fingerprint(msgspec.Struct, frozen=True):
     """Which files a checkpoint consists of, as the file system tells: equal while nobody touched any of them.
 
-    ``changed_ns`` is when the youngest of them last changed.
+    ``changed_ns`` is when the youngest of them last changed; ``place`` stands for their paths alone, whatever is there.
     """
 
     digest: str
     changed_ns: int
+    place: str
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,12 +68,17 @@ def source_fingerprint(path: Path) -> Fingerprint:
         where = os.fsencode(resolved).hex()
         rows.append((os.fsencode(name).hex(), where, status.st_size, status.st_dev, status.st_ino, *times))
     assignment = sorted((selection.assignment or {}).items())
-    content = msgspec.json.encode((_FORMAT, os.fsencode(selection.root).hex(), rows, assignment))
-    return Fingerprint(blake3(content).hexdigest(), changed_ns)
+    root = os.fsencode(selection.root).hex()
+    content = msgspec.json.encode((_FORMAT, root, rows, assignment))
+    place = msgspec.json.encode((root, [row[:2] for row in rows]))
+    return Fingerprint(blake3(content).hexdigest(), changed_ns, blake3(place).hexdigest())
 
 
 class SourceMemory:
-    """Small files per fingerprint in a directory; best effort, never an error, and trusted as ``DigestCache`` is."""
+    """Two small files for the paths of a checkpoint, about what lies there last; best effort, never an error.
+
+    Trusted as ``DigestCache`` is.
+    """
 
     def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
@@ -100,10 +106,10 @@ class SourceMemory:
         self._write(self._dtypes_path(fingerprint), fingerprint, _DtypesEntry(1, fingerprint.digest, dtypes))
 
     def _path(self, fingerprint: Fingerprint) -> str:
-        return f"{self._directory}/{fingerprint.digest}.json"
+        return f"{self._directory}/{fingerprint.place}.json"
 
     def _dtypes_path(self, fingerprint: Fingerprint) -> str:
-        return f"{self._directory}/{fingerprint.digest}.dtypes.json"
+        return f"{self._directory}/{fingerprint.place}.dtypes.json"
 
     def _write(self, path: str, fingerprint: Fingerprint, entry: _Entry | _DtypesEntry) -> None:
         if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:

@@ -13,7 +13,9 @@ import torch
 from hostweights import Code, Config, HostWeights, Mode
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.hwr.source_memory import SourceMemory, source_fingerprint
+from hostweights.hwr.stored_dtypes import StoredDtypes
 from hostweights.messages.budget import Budget
+from hostweights.messages.dtypes import DType
 from hostweights.messages.store import Leased, LookupArtifact, Missed
 from loader_models import refused, same_state, save, save_index, seeded
 from warm_model import Stack
@@ -40,6 +42,19 @@ def test_B1_memory_gives_back_what_was_kept_for_the_same_files(tmp_path: Path) -
     assert memory.find(found) is None
     memory.keep(found, "1" * 64)
     assert memory.find(source_fingerprint(folder)) == "1" * 64
+
+
+def test_B1_memory_of_a_source_that_changes_again_and_again_does_not_grow(tmp_path: Path) -> None:
+    memory, folder = SourceMemory(tmp_path / "memory", lambda: LATER_NS), tmp_path / "model"
+    for number in range(3):
+        sharded(folder)
+        found = source_fingerprint(folder)
+        assert memory.find(found) is None
+        assert memory.find_dtypes(found) is None
+        memory.keep(found, f"{number}" * 64)
+        memory.keep_dtypes(found, StoredDtypes(DType.F32, {DType.F32: frozenset({"a", "b"})}))
+        assert memory.find(found) == f"{number}" * 64
+        assert len(list((tmp_path / "memory").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
