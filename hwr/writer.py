@@ -29,7 +29,10 @@ from .layout import FileLayout, Layout, Piece
 from .native import address_view
 from .store_files import Place, os_errors, write_at
 
-CHUNK_BYTES: Final = 8 * 1024**2
+CHUNK_BYTES: Final = 16 * 1024**2
+"""What one call writes. The page cache keeps it in the larger pieces, the longer the call: what was written 8 MiB at a
+time took half as long again to be touched through a mapping, 4 MiB two and a half times as long (ext4, Linux 6.18).
+"""
 _NAMED_MISSING: Final = 20
 FILE_MODE: Final = 0o444
 
