@@ -1,5 +1,6 @@
 """Reading bindings one after the other, the next one while the last one is used, in memory that is used again."""
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -97,10 +98,15 @@ class _Stoppable:
 
 @contextmanager
 def _reader(budget: Budget) -> Iterator[tuple[ThreadPoolExecutor, _Stoppable]]:
-    """One thread, and the budget it reads by; at the end it is stopped and waited for."""
-    stoppable = _Stoppable(budget)
-    with ThreadPoolExecutor(1, "hostweights-read-ahead") as pool:
-        try:
-            yield pool, stoppable
-        finally:
-            stoppable.stopped = True
+    """One thread, and the budget it reads by; at the end it is stopped and waited for.
+
+    Not waited for by itself: an iterator that was left unfinished is closed by whatever thread Python's collector runs
+    in, and that can be the one that reads.
+    """
+    stoppable, reading = _Stoppable(budget), set[int]()
+    pool = ThreadPoolExecutor(1, "hostweights-read-ahead", initializer=lambda: reading.add(threading.get_ident()))
+    try:
+        yield pool, stoppable
+    finally:
+        stoppable.stopped = True
+        pool.shutdown(wait=threading.get_ident() not in reading)

@@ -147,6 +147,31 @@ def test_A12_reader_ends_with_its_iterator_and_with_a_cancel(
         next(tensors)
 
 
+def test_A12_reader_may_close_its_own_iterator_as_the_collector_does(
+    source: tuple[WeightPlan, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, ended = threading.Event(), list[BaseException | None]()
+
+    def closing(checkpoint: Checkpoint, binding: Binding, budget: Budget, place: Allocate, chunks: Allocate) -> None:  # noqa: ARG001
+        if binding.name != plan.bindings[0].name and left.wait(60):
+            try:
+                tensors.close()
+            except BaseException as failure:  # noqa: BLE001  # told to the test
+                ended.append(failure)
+            else:
+                ended.append(None)
+
+    plan, checkpoint = source
+    monkeypatch.setattr(read_ahead, "read_binding", closing)
+    tensors = read_in_turn(plan, checkpoint, budget())
+    next(tensors)
+    (reader,) = [thread for thread in threading.enumerate() if "read-ahead" in thread.name]
+    left.set()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert ended == [None]
+
+
 def test_B1_error_of_the_reader_comes_in_its_turn(source: tuple[WeightPlan, Checkpoint], tmp_path: Path) -> None:
     tensors = read_in_turn(*source, budget())
     first = next(tensors).clone()
