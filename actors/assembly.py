@@ -145,7 +145,7 @@ class Assembly:
     def source_memory(self, budget: Budget) -> SourceMemory | None:
         """What this store's users found out about sources; blocking, None while the store cannot be opened."""
         directory = self._store_port.digest_directory(budget)
-        return None if directory is None else SourceMemory(directory / "sources")
+        return None if directory is None else SourceMemory.beside(directory)
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""

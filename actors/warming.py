@@ -86,11 +86,10 @@ def warm(
     adaptation = None if merged is None else merged.identity
     store = LocalStore.open(Path(config.root), config.wait, budget, config.capacity)
     try:
-        digest = source_digest(
-            checkpoint, DigestCache(store.root / "digests"), budget, lambda done, total: step("read", done, total)
-        )
+        digests = store.root / "digests"
+        digest = source_digest(checkpoint, DigestCache(digests), budget, lambda done, total: step("read", done, total))
         if source_fingerprint(Path(source)) == fingerprint:
-            memory = SourceMemory(store.root / "digests" / "sources")
+            memory = SourceMemory.beside(digests)
             memory.keep(fingerprint, digest)
             memory.keep_dtypes(fingerprint, stored_dtypes(checkpoint))
         identity = identity_for(

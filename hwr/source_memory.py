@@ -84,6 +84,11 @@ class SourceMemory:
         self._directory = directory
         self._now_ns = now_ns
 
+    @classmethod
+    def beside(cls, digests: Path) -> "SourceMemory":
+        """A store's, whose cache of file digests lies in ``digests``."""
+        return cls(digests / "sources")
+
     def find(self, fingerprint: Fingerprint) -> str | None:
         """The content digest of the checkpoint that has this fingerprint, or None."""
         entry = _read(self._path(fingerprint), fingerprint, _Entry)

@@ -64,7 +64,7 @@ class LocalLoader:
         prepared = _prepare(entry, self._representation)
         entry.fingerprint = fingerprint = source_fingerprint(entry.source)
         directory = self._digest_directory(budget)
-        memory = None if directory is None else SourceMemory(directory / "sources")
+        memory = None if directory is None else SourceMemory.beside(directory)
         digest = None if memory is None else memory.find(fingerprint)
         if digest is None:
             from .sources import read_digest

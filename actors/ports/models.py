@@ -20,9 +20,8 @@ class LocalModels:
         entry.require_untouched("publishing it")
         producer = entry.producer
         if producer is None:
-            from ...dlo.hooks import (
-                refuse_gone,  # streaming's code: a load whose model is not published has no use of it
-            )
+            # Streaming's code: a load whose model is not published has no use of it.
+            from ...dlo.hooks import refuse_gone
             from .packed import with_values
 
             prepared = entry.need_prepared()
