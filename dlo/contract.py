@@ -122,8 +122,8 @@ class Device(Protocol):
         """Host memory fit for fast copies (pinned where that exists): uint8, one dimension, exactly this size."""
         ...
 
-    def compute_wait(self, event: Event) -> float:
-        """Make compute launched from now on start after ``event``; returns the seconds the caller was blocked.
+    def compute_wait(self, event: Event) -> None:
+        """Make compute launched from now on start after ``event``.
 
         Raises what ``event.synchronize`` would, as far as the failure is known without blocking longer.
         """

@@ -23,6 +23,7 @@ from .layout import views
 from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
 from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block
+from .stalls import StallMeter
 from .timeline import Timeline
 from .transfer import Transfer, Way, settle
 from .tuner import WARM_FORWARDS, Tuner
@@ -64,8 +65,7 @@ class RingDriver:
         self._lock = threading.RLock()  # a state dict may be taken at rest
         self._idle = threading.Condition(self._lock)
         self._closed = False
-        self._stalls = 0
-        self._stall_s = 0.0
+        self._stalls = StallMeter(device)
         self._copied_bytes = 0
         self._freed = False
         self._timeline: Timeline | None = None
@@ -103,19 +103,19 @@ class RingDriver:
             self._threads[id(use)] = threading.get_ident()
             state = self._slots[fill.slot]
             if fill.must_copy or state.block != fill.block:
+                use.asked = self._device.compute_record()
                 self._issue(fill)
             self._prefetch()
             filled = state.filled
             timeline = self._timeline
-        if timeline is not None:
+        if use.asked is None and (timeline is not None or not (filled is None or filled.done())):
             use.asked = self._device.compute_record()
-        blocked_s = self._wait(use, binding, filled)
+        self._wait(use, binding, filled)
         if timeline is not None:
             use.began = self._device.compute_record()
         with self._lock:
-            if fill.must_copy or blocked_s > 0.0:
-                self._stalls += 1
-                self._stall_s += blocked_s
+            if use.asked is not None and filled is not None:
+                self._stalls.add(use.asked, filled)
             binding.bind(state.views)
 
     def leave(self, use: Use) -> None:
@@ -170,14 +170,15 @@ class RingDriver:
         """The counters, all of one moment."""
         with self._lock:
             ring = self._ring
+            self._stalls.settle()
             return RingStats(
                 forwards=ring.order.forwards,
                 copies=ring.copies,
                 hits=ring.hits,
-                stalls=self._stalls,
+                stalls=self._stalls.count,
                 wrong_guesses=ring.wrong_guesses,
                 copied_bytes=self._copied_bytes,
-                stall_s=self._stall_s,
+                stall_s=self._stalls.seconds,
                 registration=self._transfer.registration(),
                 slots=len(self._slots),
                 depth=self._depth,
@@ -401,11 +402,11 @@ class RingDriver:
                 return
             self._idle.wait(DRAIN_POLL_S)  # an interrupt can tear a leave before it notifies
 
-    def _wait(self, use: Use, binding: BlockBinding, filled: Event | None) -> float:
+    def _wait(self, use: Use, binding: BlockBinding, filled: Event | None) -> None:
         if filled is None:
-            return 0.0
+            return
         try:
-            return self._device.compute_wait(filled)
+            self._device.compute_wait(filled)
         except Exception as exc:
             with self._lock:
                 if use.slot is not None and self._slots[use.slot].filled is filled:

@@ -12,6 +12,7 @@ _MAY_LOCK_ANY = 1 << 14  # CAP_IPC_LOCK
 _CGROUP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 _UNRECLAIMABLE = ("anon", "unevictable", "kernel", "shmem")
+_UNLIMITED_V1 = 1 << 60  # version 1 says the most that its counter of pages can hold
 _UNRECLAIMABLE_V1 = ("total_rss", "total_unevictable", "total_shmem")
 
 
@@ -73,7 +74,7 @@ def _room(level: Path, limit_name: str, unreclaimable: tuple[str, ...]) -> int |
     try:
         limit = (level / limit_name).read_text().strip()
         stat = _parse((level / "memory.stat").read_text())
-        if limit == "max":
+        if limit == "max" or int(limit) >= _UNLIMITED_V1:
             return None
         return max(0, int(limit) - sum(stat.get(name, 0) for name in unreclaimable) - RESERVE_BYTES)
     except (OSError, ValueError):

@@ -110,8 +110,9 @@ class RingStats(Record, frozen=True, kw_only=True):
     """Counters of a slot ring since it was attached.
 
     ``copies``: blocks copied into a slot. ``hits``: blocks that were in a slot, or on their way there by a right guess.
-    ``stalls``: blocks that compute had to wait for, right guess or wrong. ``wrong_guesses``: prefetched blocks that
-    were overwritten unused. ``slots`` is their count now and ``depth`` why it is that.
+    ``stalls``: blocks that compute had to wait for, right guess or wrong, and ``stall_s`` how long, by the device's
+    clock and as far as the device has come. ``wrong_guesses``: prefetched blocks that were overwritten unused.
+    ``slots`` is their count now and ``depth`` why it is that.
     """
 
     forwards: Count = 0

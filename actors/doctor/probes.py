@@ -6,6 +6,7 @@ two on a GPU machine.
 
 import mmap
 import os
+import re
 import resource
 import tempfile
 from collections.abc import Callable
@@ -62,11 +63,18 @@ def read_machine(root: Path) -> Readings:
         torch=str(torch.__version__),
         torch_cuda=torch.version.cuda,
         num_gpu_files=num_gpu_files,
-        driver=_text(_DRIVER).partition("\n")[0].strip(),
+        driver=driver_version(_text(_DRIVER)),
         cupy=cupy,
         cupy_error=cupy_error,
         gpus=_gpus(place),
     )
+
+
+def driver_version(text: str) -> str:
+    """The first line's version, whatever the words around it; that line where there is none."""
+    line = text.partition("\n")[0].strip()
+    found = re.search(r"\b\d+\.\d+(\.\d+)*\b", line)
+    return line if found is None else found[0]
 
 
 def chosen_of(text: str) -> str:

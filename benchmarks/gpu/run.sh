@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go: the GPU tests, the memory checker, the streaming suites.
+# Everything that needs a GPU, in one go: the GPU tests, compute-sanitizer's checkers, the streaming suites.
 #   bash benchmarks/gpu/run.sh [tests] [memcheck] [stream_gpu] [stream_flux]        (no argument: all)
 # Each part has a time limit in seconds: TESTS_S, MEMCHECK_S, SUITE_S (each suite). A suite that is cut keeps its rows.
-# TESTS names other test files than all. Suites that are run only by name: fp8 (needs torchao).
+# TESTS names other test files than all. Only by name: racecheck, initcheck, synccheck, and the suites fp8 (needs torchao), packed, allgather.
 # Logs and results go to $OUT if that is set, else the results to benchmarks/results. The last lines say how each ended.
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -18,7 +18,7 @@ step() { # name, seconds, command
   printf '=== %s\n' "$name"
   timeout --kill-after=10 "$limit" "$@" >"$logs/$name.log" 2>&1 || ended=$?
   case $name in
-    memcheck) grep -E 'ERROR SUMMARY|equal to the bit|^=+ Error' "$logs/$name.log" | tail -n 3 ;;
+    *check) grep -E 'ERROR SUMMARY|equal to the bit|^=+ Error' "$logs/$name.log" | tail -n 3 ;;
     tests) grep -E '^(FAILED|ERROR|E  )|passed|failed|error' "$logs/$name.log" | tail -n 40
       cat "$logs/gpu-facts.txt" 2>/dev/null ;;
     *) tail -n 90 "$logs/$name.log" | cut -c -220 ;;
@@ -34,6 +34,8 @@ for part in "${@:-tests memcheck stream_gpu stream_flux}"; do
       tests) # shellcheck disable=SC2086  # several paths
         step tests "${TESTS_S:-110}" python3 -m pytest -m gpu ${TESTS:-tests/gpu tests/dlo/test_dlo_device.py} -q -p no:cacheprovider ;;
       memcheck) step memcheck "${MEMCHECK_S:-60}" compute-sanitizer --tool memcheck --report-api-errors no \
+        --error-exitcode 9 python3 -m benchmarks.stream_memcheck ;;
+      racecheck | initcheck | synccheck) step "$name" "${MEMCHECK_S:-60}" compute-sanitizer --tool "$name" \
         --error-exitcode 9 python3 -m benchmarks.stream_memcheck ;;
       *) step "$name" "${SUITE_S:-180}" python3 -m benchmarks "$name" --machine "$machine" ;;
     esac

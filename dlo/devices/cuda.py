@@ -77,14 +77,13 @@ class CudaDevice:
         weakref.finalize(array, _free, self.runtime, self.pinned, address).atexit = False
         return torch.frombuffer(array, dtype=torch.uint8)
 
-    def compute_wait(self, event: Event) -> float:
+    def compute_wait(self, event: Event) -> None:
         """Make the calling thread's stream wait; the thread itself is blocked only while packing is behind."""
         if not isinstance(event, CudaEvent):
             event.synchronize()
-            return 0.0
-        blocked_s = event.known()
+            return
+        event.known()
         event.hold(self.runtime.compute_stream(self.index))
-        return blocked_s
 
     def compute_record(self) -> Event:
         """An event behind what the calling thread has launched."""

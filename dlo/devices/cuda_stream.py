@@ -1,7 +1,6 @@
 """Streams and events of the cuda device: device work straight from the caller, host work on a thread, in one order."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -109,13 +108,10 @@ class CudaEvent:
         if self._failure is not None:
             raise self._failure
 
-    def known(self) -> float:
-        """Block until the driver knows the event; returns the seconds that took."""
-        if self.issued is None or self.issued.is_set():
-            return 0.0
-        began_s = time.perf_counter()
-        self.issued.wait()
-        return time.perf_counter() - began_s
+    def known(self) -> None:
+        """Block until the driver knows the event."""
+        if self.issued is not None:
+            self.issued.wait()
 
     def hold(self, stream: int) -> None:
         """Make a stream's later work wait for this event, which the driver knows; raises its failure."""

@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from hostweights.bench import measure as measuring
+from hostweights.bench.forwards import Resident, resident
 from hostweights.bench.page import page
 from hostweights.bench.results import BlockRow, Limit, Measurement, Span, Streamed
 from hostweights.cli import app
@@ -80,13 +83,11 @@ def test_E5_a_model_is_published_restored_and_streamed(tmp_path: Path) -> None:
 
 
 def test_E5_an_output_that_differs_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = measuring._timed
+    def other(module: torch.nn.Module, given: Mapping[str, object], device: str) -> Resident:
+        found = resident(module, given, device)
+        return replace(found, outputs=[each + 1 for each in found.outputs])
 
-    def other(model: object, given: object) -> tuple[list[torch.Tensor], float]:
-        found, seconds = real(model, given)  # type: ignore[arg-type]
-        return [each + 1 for each in found], seconds
-
-    monkeypatch.setattr(measuring, "_timed", other)
+    monkeypatch.setattr(measuring, "resident", other)
     done = small()
 
     assert (done.exit_code, "bit by bit │ NO" in done.stdout) == (1, True)
@@ -178,6 +179,7 @@ def test_E5_names_cannot_write_into_the_page() -> None:
         built=True,
         publish_s=0.0,
         restore_s=0.0,
+        resident_device="cpu",
         resident_forward_s=0.0,
         memory=(),
         note=HOSTILE,

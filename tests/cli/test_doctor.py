@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cuda_fake import DriverError, FakeCuda, fake_device
 from hostweights.actors.doctor import GpuReading, Readings, State, Verdict, judge, read_machine
 from hostweights.actors.doctor.gpu_probes import TRIED_BYTES, probe_gpu
-from hostweights.actors.doctor.probes import chosen_of, try_locks
+from hostweights.actors.doctor.probes import chosen_of, driver_version, try_locks
 from hostweights.cli import app
 from hostweights.commands.doctor import view
 from hostweights.hwr.filesystem import FileSystem, replaced
@@ -39,7 +39,7 @@ GPU = msgspec.structs.replace(
     torch="2.13.0+cu130",
     torch_cuda="13.0",
     num_gpu_files=1,
-    driver="NVRM version: 580",
+    driver="580.159.04",
     cupy="cupy-cuda13x 13.6",
     gpus=(GpuReading(name="cuda:0 H200", registered_bytes=32 << 20, registration_s=0.001, link_bytes_per_s=55e9),),
 )
@@ -233,6 +233,13 @@ def test_E3_locks_are_tried_and_not_believed(tmp_path: Path, flock: Callable[[in
 def test_E3_the_kernels_choice_is_read() -> None:
     assert chosen_of("always within_size [advise] never deny force\n") == "advise"
     assert chosen_of("") == chosen_of("always never") == ""
+
+
+def test_E3_the_driver_is_told_by_its_version() -> None:
+    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 13.2\n"
+    assert driver_version(line) == "580.159.04"
+    assert driver_version("NVRM version: of a kind unknown\n") == "NVRM version: of a kind unknown"
+    assert driver_version("") == ""
 
 
 def test_E3_a_gpu_is_tried_with_a_small_read_only_file_and_left_as_it_was(tmp_path: Path) -> None:

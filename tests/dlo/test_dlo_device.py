@@ -133,10 +133,9 @@ def test_T56_compute_waits_for_a_held_copy(port: Device) -> None:
     helper = threading.Thread(target=open_gate)
     helper.start()
     asked.set()
-    waited_s = port.compute_wait(event)
+    port.compute_wait(event)
     assert (slot + 0).item() == 5
-    assert waited_s >= 0.0
-    assert port.compute_wait(event) == 0.0
+    port.compute_wait(event)
     helper.join()
 
 

@@ -67,16 +67,18 @@ def test_T56_compute_waits_for_the_copy_of_its_own_block(device: ProbeDevice, tm
 def test_stalls_are_counted_with_their_seconds(device: ProbeDevice) -> None:
     model = Stack([4, 9, 5, 7])
     streamer = attach(model, device)
+    for index in range(4):
+        model.block(index).entered = device.synchronize  # whatever is fetched ahead is there before it is asked for
     run(model)
-    stalls = streamer.stats().stalls
-    device.reported_wait_s = 0.25
+    device.synchronize()
+    before = streamer.stats()
     run(model)
-    device.reported_wait_s = 0.0
-    run(model)
-    run(model, [2, 0])  # a wrong guess is a stall, whether or not the caller was blocked
-    stats = streamer.stats()
-    assert stats.stalls == stalls + 4 + 2
-    assert stats.stall_s >= 1.0
+    assert streamer.stats().stalls == before.stalls
+    run(model, [2, 0])  # a wrong guess is a stall, however fast the copy is
+    device.synchronize()
+    guessed_wrong = streamer.stats()
+    assert guessed_wrong.stalls == before.stalls + 2
+    assert guessed_wrong.stall_s > before.stall_s
     streamer.detach(terminal=False)
 
 
@@ -313,8 +315,9 @@ def test_C2_no_copy_is_made_for_a_forward_that_was_not_announced(device: ProbeDe
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_T57_a_refill_and_a_detach_wait_for_the_event_of_the_compute_that_read_the_slot(
-    device: ProbeDevice, tmp_path: Path, kind: str
+    device: ProbeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    device.notes_reads(monkeypatch)
     model = Stack([4, 9, 5, 7])
     found = discover(model)
     streamer = Streamer.attach(model, found, device, make_backing(kind, model, found, tmp_path))

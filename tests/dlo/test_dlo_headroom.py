@@ -41,6 +41,8 @@ def test_T22_a_version_1_limit_counts_too(cgroup: Path, tmp_path: Path) -> None:
     stat = f"cache {6 * GIB}\ntotal_cache {6 * GIB}\ntotal_rss {GIB}\ntotal_unevictable {GIB}\n"
     level(tmp_path / "memory" / "box", str(8 * GIB), stat, version=1)
     assert pinnable_bytes(cgroup, tmp_path) == 6 * GIB - RESERVE_BYTES
+    level(tmp_path / "memory" / "box", "9223372036854771712", stat, version=1)
+    assert pinnable_bytes(cgroup, tmp_path) is None
 
 
 def test_T22_a_group_that_is_full_leaves_nothing_and_missing_files_limit_nothing(cgroup: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from dlo_support import KINDS, FileLease, Stack, discover, library_threads, make_backing, registered
 from gpu_support import RoughDevice, open_cuda_device, resident, run_on_gpu
 from hostweights.dlo import CudaDevice, Streamer, open_device
+from hostweights.dlo.devices.cuda_stream import CudaStream
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy
 
@@ -207,6 +208,52 @@ def test_C1_a_timeline_by_the_devices_clock(device: CudaDevice, tmp_path: Path) 
     assert all(row.compute_s > 0.0 for row in table)
     assert sum(row.copies for row in table) >= len(HIDDEN)
     streamer.detach(terminal=False)
+
+
+class SlowCopies(CudaStream):
+    """Each copy takes some milliseconds longer, on its own stream."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.launch(_sleep)
+        super().copy(target, source)
+
+
+def _sleep(stream: int) -> None:
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream)):  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]  # torch's
+
+
+def test_E4_stalls_are_counted_by_the_devices_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostweights.dlo.devices.cuda.CudaStream", SlowCopies)
+    device = open_cuda_device()
+    model = Stack(HIDDEN)
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, FileLease(tmp_path / "weights", model, found).backing(direct=True))
+    run_on_gpu(model)
+    registered(streamer)
+    run_on_gpu(model)
+    device.synchronize()
+    before = streamer.stats()
+    with streamer.record() as timeline:
+        run_on_gpu(model)
+        device.synchronize()
+    after = streamer.stats()
+    waits_s = [each.end_s - each.begin_s for each in timeline.intervals if each.kind == "stall"]
+    assert after.stalls - before.stalls >= len(HIDDEN) - 1
+    assert after.stall_s - before.stall_s == pytest.approx(sum(waits_s), rel=0.1)
+    streamer.detach(terminal=False)
+    streamer = Streamer.attach(
+        model, found, device, FileLease(tmp_path / "again", model, found).backing(direct=True), slots=len(HIDDEN)
+    )
+    run_on_gpu(model)
+    device.synchronize()
+    before = streamer.stats()
+    for _ in range(3):
+        run_on_gpu(model)
+    device.synchronize()
+    assert streamer.stats().stalls == before.stalls  # every block stays in a slot of its own
+    streamer.detach(terminal=False)
+    device.close()
 
 
 def test_T42_a_refused_registration_leaves_no_error_behind(device: CudaDevice) -> None:

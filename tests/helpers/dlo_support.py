@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from hostweights.dlo import BlockMap, LeaseBacking, LeasedBlock, PrivateBacking, Streamer, discover
 from hostweights.dlo.contract import Device, Event, HostBacking, HostMemory, Stream
 from hostweights.dlo.layout import TORCH_DTYPES, compact_plan
+from hostweights.dlo.slots import SlotState
 from hostweights.messages.plan import BLOCK_ALIGNMENT_BYTES
 
 POISON = 0xFF  # NaN in every float dtype
@@ -79,12 +81,12 @@ class ProbeDevice:
         self.copied: list[int] = []
         self.streams: list[ProbeStream] = []
         self.failures: list[Callable[[], None] | None] = []
-        self.read: list[Reading] = []
+        self.readings: list[Reading] = []
+        self.read: list[Reading] = []  # those that end a use of a slot, where ``notes_reads`` is in force
         self.waited_at_copy: list[list[bool]] = []
         self.interrupt_record: BaseException | None = None
         self.allocations_allowed = 1000
         self.waiting = threading.Event()
-        self.reported_wait_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -113,22 +115,31 @@ class ProbeDevice:
         self.staging.append(staging)
         return staging
 
-    def compute_wait(self, event: Event) -> float:
+    def compute_wait(self, event: Event) -> None:
         if not event.done():
             self.waiting.set()
-        waited_s = self._inner.compute_wait(event)
-        return waited_s if self.reported_wait_s is None else self.reported_wait_s
+        self._inner.compute_wait(event)
 
     def compute_record(self) -> Event:
         interrupt, self.interrupt_record = self.interrupt_record, None
         if interrupt is not None:
             raise interrupt
         reading = Reading(self._inner.compute_record())
-        self.read.append(reading)
+        self.readings.append(reading)
         return reading
 
     def compute_ready(self) -> None:
         self._inner.compute_ready()
+
+    def notes_reads(self, patch: pytest.MonkeyPatch) -> None:
+        read_until = SlotState.read_until
+
+        def noted(state: SlotState, event: Event) -> None:
+            assert isinstance(event, Reading)
+            self.read.append(event)
+            read_until(state, event)
+
+        patch.setattr(SlotState, "read_until", noted)
 
     def elapsed_s(self, begin: Event, end: Event) -> float:
         inner = [event._inner if isinstance(event, Reading) else event for event in (begin, end)]
@@ -139,6 +150,8 @@ class ProbeDevice:
 
     def synchronize(self) -> None:
         self._inner.synchronize()
+        for reading in self.readings:
+            reading.waited = True
 
     def close(self) -> None:
         self._inner.close()

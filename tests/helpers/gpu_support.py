@@ -69,10 +69,9 @@ class RoughDevice(CudaDevice):
         self.slots.append(memory)
         return memory
 
-    def compute_wait(self, event: Event) -> float:
-        waited_s = super().compute_wait(event)
+    def compute_wait(self, event: Event) -> None:
+        super().compute_wait(event)
         self.delay()
-        return waited_s
 
     def delay(self) -> None:
         if self._random.random() < 0.5:

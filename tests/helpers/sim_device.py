@@ -115,12 +115,12 @@ class SimDevice(CpuDevice):
         self._slots.append(slot)
         return slot
 
-    def compute_wait(self, event: Event) -> float:
+    def compute_wait(self, event: Event) -> None:
         """Order compute after the event; where it may fail, wait for it, since compute could not tell anybody."""
         if self._failing or event.done():
-            return super().compute_wait(event)
-        self._compute.wait(event)
-        return 0.0
+            super().compute_wait(event)
+        else:
+            self._compute.wait(event)
 
     def compute_record(self) -> Event:
         return self._compute.record()

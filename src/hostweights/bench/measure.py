@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import torch
 from anyio import to_thread
 
 from hostweights.actors import Attachment, HostWeights, LoadedModel, Warmed, warm
+from hostweights.bench.forwards import Resident, on, outputs, resident, same
 from hostweights.bench.results import Amount, BlockRow, Limit, Measurement, Span, Streamed
 from hostweights.bench.subject import Subject, inputs_of
 from hostweights.messages.config import Config, Mode
@@ -41,18 +42,18 @@ async def measure(
         )
         restore_s = time.perf_counter() - began_s
         given = await to_thread.run_sync(inputs_of, subject, model.module)
-        streamed, resident_s, trace, block_bytes = None, None, dict[str, object](), 0
+        streamed, beside, trace, block_bytes = None, None, dict[str, object](), 0
         memory = [Amount(name="artifact", size_bytes=made.size_bytes)]
         if given is not None:
             say(f"streaming {forwards} forwards through {slots} slots of {device}")
-            expected, resident_s = await to_thread.run_sync(_timed, model, given)
+            beside = await to_thread.run_sync(resident, model.module, given, device)
             attachment = await host.attach(model, device=device, slots=slots)
             block_bytes = attachment.info.block_bytes
-            streamed, trace = await _stream(attachment, model, _on(given, device), expected, forwards)
+            streamed, trace = await _stream(attachment, model, on(given, device), beside, forwards)
             memory.append(Amount(name=f"{slots} slots", size_bytes=slots * attachment.info.slot_bytes))
         memory += await _memory(host)
     return (
-        _measurement(made, memory, streamed, restore_s=restore_s, resident_s=resident_s, block_bytes=block_bytes),
+        _measurement(made, memory, streamed, restore_s=restore_s, beside=beside, block_bytes=block_bytes),
         trace,
     )
 
@@ -63,7 +64,7 @@ def _measurement(
     streamed: Streamed | None,
     *,
     restore_s: float,
-    resident_s: float | None,
+    beside: Resident | None,
     block_bytes: int,
 ) -> Measurement:
     return Measurement(
@@ -81,7 +82,8 @@ def _measurement(
         built=made.built,
         publish_s=made.seconds,
         restore_s=restore_s,
-        resident_forward_s=resident_s,
+        resident_device="" if beside is None else beside.device,
+        resident_forward_s=None if beside is None else beside.forward_s,
         streamed=streamed,
         memory=tuple(memory),
         note="" if streamed is not None else _NO_INPUTS,
@@ -89,16 +91,17 @@ def _measurement(
 
 
 async def _stream(
-    attachment: Attachment, model: LoadedModel, given: Mapping[str, Any], expected: list[torch.Tensor], forwards: int
+    attachment: Attachment, model: LoadedModel, given: Mapping[str, Any], beside: Resident, forwards: int
 ) -> tuple[Streamed, dict[str, object]]:
-    first = await to_thread.run_sync(_outputs, model, given)  # warms up, too
+    first = await to_thread.run_sync(outputs, model.module, given)  # warms up, too
     on_cpu = attachment.info.device == "cpu"
-    equal = _same(first, expected) if on_cpu else None  # another device rounds in another order
+    alike = torch.device(beside.device).type == torch.device(attachment.info.device).type  # another rounds otherwise
+    equal = same(first, beside.outputs) if alike else None
     before = await attachment.stats()
     async with attachment.record() as timeline:
         began_s = time.perf_counter()
         for _ in range(forwards):
-            await to_thread.run_sync(_outputs, model, given)
+            await to_thread.run_sync(outputs, model.module, given)
         forward_s = (time.perf_counter() - began_s) / forwards
     after = await attachment.stats()
     rows = timeline.table()
@@ -145,34 +148,6 @@ async def _memory(host: HostWeights) -> list[Amount]:
         Amount(name="private to this process", size_bytes=found.process.private_bytes),
         Amount(name="weights mapped (PSS)", size_bytes=sum(mapping.pss_bytes for mapping in found.mappings)),
     ]
-
-
-def _timed(model: LoadedModel, given: Mapping[str, Any]) -> tuple[list[torch.Tensor], float]:
-    _outputs(model, given)  # pages are touched for the first time
-    began_s = time.perf_counter()
-    found = _outputs(model, given)
-    return found, time.perf_counter() - began_s
-
-
-def _outputs(model: LoadedModel, given: Mapping[str, Any]) -> list[torch.Tensor]:
-    with torch.inference_mode():
-        return [each.to("cpu", copy=True) for each in _tensors(model.module(**given))]
-
-
-def _tensors(found: object) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, Mapping | list | tuple):
-        for each in found.values() if isinstance(found, Mapping) else found:
-            yield from _tensors(each)
-
-
-def _same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-    return len(found) == len(expected) and all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-
-def _on(given: Mapping[str, Any], device: str) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
 
 
 def _memcpy_bytes_per_s() -> float:

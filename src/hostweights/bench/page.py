@@ -71,7 +71,7 @@ def _facts(found: Measurement) -> str:
         ("warm restore", f"{found.restore_s:.3f} s"),
     ]
     if found.resident_forward_s is not None:
-        facts.append(("resident forward, CPU", milliseconds(found.resident_forward_s)))
+        facts.append((f"resident forward, {found.resident_device}", milliseconds(found.resident_forward_s)))
     if found.streamed is not None:
         facts.append((f"streamed forward, {found.streamed.device}", milliseconds(found.streamed.forward_s)))
     return "<dl>" + "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts) + "</dl>"

@@ -40,7 +40,8 @@ class Limit(Record, frozen=True, kw_only=True):
 class Streamed(Record, frozen=True, kw_only=True):
     """Streamed forwards; ``forward_s`` is the mean of those recorded.
 
-    ``equal``: to the resident output, bit by bit; None where the device is not the one that computed that.
+    ``equal``: to the resident output, bit by bit; None where that was computed on another device, where the
+    whole model does not fit on this one.
     """
 
     device: Text
@@ -67,6 +68,7 @@ class Measurement(Record, frozen=True, kw_only=True):
     built: bool
     publish_s: Seconds
     restore_s: Seconds
+    resident_device: Text
     resident_forward_s: Seconds | None
     streamed: Streamed | None
     memory: tuple[Amount, ...]

@@ -38,8 +38,9 @@ def bench(
 ) -> None:
     """Publish a model, restore it warm and stream its forwards; show what each took and what bounds it.
 
-    Exit code 0 when done; 1 when the streamed output is not the resident one (compared on the CPU); 2 on bad input or
-    a failure. With a SUITE, which needs a checkout of the repository, the exit code is that suite's.
+    Exit code 0 when done; 1 when the streamed output is not the resident one (compared where the whole model fits on
+    the device); 2 on bad input or a failure. With a SUITE, which needs a checkout of the repository, the exit code is
+    that suite's.
 
     Example: hostweights bench --size 16M --report report.html --trace trace.json
     """
@@ -124,7 +125,7 @@ def _show(found: "Measurement") -> None:
         ("warm restore", f"{found.restore_s:.3f} s"),
     ]
     if found.resident_forward_s is not None:
-        rows.append(("resident forward, CPU", milliseconds(found.resident_forward_s)))
+        rows.append((f"resident forward, {found.resident_device}", milliseconds(found.resident_forward_s)))
     if (streamed := found.streamed) is not None:
         rows.append((f"streamed forward, {streamed.device}", milliseconds(streamed.forward_s)))
         rows += [(f"  {limit.name}", milliseconds(limit.seconds)) for limit in streamed.limits]

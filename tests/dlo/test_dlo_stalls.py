@@ -1,0 +1,58 @@
+"""The stall meter: what counts as a wait, and when it is known."""
+
+from dataclasses import dataclass
+
+from hostweights.dlo.devices.cpu import CpuDevice
+from hostweights.dlo.stalls import StallMeter
+
+
+@dataclass
+class At:
+    """A point that a test passes when it likes."""
+
+    at_s: float
+    passed: bool = True
+
+    def done(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        raise AssertionError("the meter waits")
+
+
+class Clock(CpuDevice):
+    """Reads the points."""
+
+    def elapsed_s(self, begin: object, end: object) -> float:
+        assert isinstance(begin, At)
+        assert isinstance(end, At)
+        return end.at_s - begin.at_s
+
+
+def test_a_block_that_comes_after_it_was_asked_for_is_a_stall() -> None:
+    meter = StallMeter(Clock())
+    meter.add(At(1.0), At(1.5))
+    meter.add(At(2.0), At(2.25))
+    assert (meter.count, meter.seconds) == (2, 0.75)
+
+
+def test_a_block_that_was_there_first_is_none() -> None:
+    meter = StallMeter(Clock())
+    meter.add(At(2.0), At(1.0))
+    meter.add(At(2.0), At(2.0))
+    assert (meter.count, meter.seconds) == (0, 0.0)
+
+
+def test_a_wait_counts_once_both_ends_have_passed_and_nothing_waits_for_that() -> None:
+    meter = StallMeter(Clock())
+    asked, filled, later = At(1.0, passed=False), At(1.5, passed=False), At(4.0)
+    meter.add(asked, filled)
+    meter.add(At(3.0), later)
+    assert (meter.count, meter.seconds) == (0, 0.0)
+    asked.passed = True
+    meter.settle()
+    assert (meter.count, meter.seconds) == (0, 0.0)
+    filled.passed = True
+    meter.settle()
+    meter.settle()
+    assert (meter.count, meter.seconds) == (2, 1.5)
