@@ -186,6 +186,7 @@ def test_E5_names_cannot_write_into_the_page() -> None:
         streamed=Streamed(
             device=HOSTILE,
             slots=2,
+            registered_s=0.25,
             forwards=1,
             forward_s=2.0,
             copied_bytes=1,

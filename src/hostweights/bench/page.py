@@ -73,6 +73,8 @@ def _facts(found: Measurement) -> str:
     if found.resident_forward_s is not None:
         facts.append((f"resident forward, {found.resident_device}", milliseconds(found.resident_forward_s)))
     if found.streamed is not None:
+        if found.streamed.registered_s is not None:
+            facts.append(("pages registered", f"{found.streamed.registered_s:.3f} s"))
         facts.append((f"streamed forward, {found.streamed.device}", milliseconds(found.streamed.forward_s)))
     return "<dl>" + "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts) + "</dl>"
 

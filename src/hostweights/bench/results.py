@@ -40,12 +40,14 @@ class Limit(Record, frozen=True, kw_only=True):
 class Streamed(Record, frozen=True, kw_only=True):
     """Streamed forwards; ``forward_s`` is the mean of those recorded.
 
+    ``registered_s``: how long the driver took to pin the pages, beside the first forwards; None where none were.
     ``equal``: to the resident output, bit by bit; None where that was computed on another device, where the
     whole model does not fit on this one.
     """
 
     device: Text
     slots: Count
+    registered_s: Seconds | None
     forwards: Count
     forward_s: Seconds
     copied_bytes: SizeBytes

@@ -127,6 +127,8 @@ def _show(found: "Measurement") -> None:
     if found.resident_forward_s is not None:
         rows.append((f"resident forward, {found.resident_device}", milliseconds(found.resident_forward_s)))
     if (streamed := found.streamed) is not None:
+        if streamed.registered_s is not None:
+            rows.append(("pages registered beside the first forward", f"{streamed.registered_s:.3f} s"))
         rows.append((f"streamed forward, {streamed.device}", milliseconds(streamed.forward_s)))
         rows += [(f"  {limit.name}", milliseconds(limit.seconds)) for limit in streamed.limits]
         rows.append(("  stalls", f"{streamed.stalls}, {milliseconds(streamed.stall_s)} in all"))
