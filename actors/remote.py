@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from ..hwr.account import is_key
 from ..hwr.budget import PlainBudget
 from ..hwr.contract import Miss
+from ..hwr.names import check_key
 from ..hwr.remote.artifact import find_artifact
 from ..hwr.remote.fsspec_remote import open_remote
 from ..hwr.remote.push import push as push_lease
@@ -41,7 +41,7 @@ def pull(
     raises.
     """
     begun, budget = time.monotonic(), budget or PlainBudget()
-    _check_key(key)
+    check_key(key)
     port = open_remote(remote)
     with closing(LocalStore.open(Path(config.root), config.wait, budget, config.capacity)) as store:
         identity = store.stored_identity(key)
@@ -80,7 +80,7 @@ def push(
     Raises HostWeightsError: artifact_missing when the store has none; what ``hwr.remote.push.push`` raises.
     """
     begun, budget = time.monotonic(), budget or PlainBudget()
-    _check_key(key)
+    check_key(key)
     port = open_remote(remote)
     with closing(LocalStore.open(Path(config.root), config.wait, budget, config.capacity)) as store:
         identity = store.stored_identity(key)
@@ -99,12 +99,6 @@ def push(
         already=pushed.already,
         seconds=time.monotonic() - begun,
     )
-
-
-def _check_key(key: str) -> None:
-    if not is_key(key):
-        text = f"{key!r} is no artifact key; expected 64 hexadecimal digits, as `hostweights warm --json` prints them"
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def _missing(key: str, where: str) -> HostWeightsError:

@@ -15,6 +15,7 @@ from ..messages.manifest import MANIFEST_SCHEMA
 from .catalog import READY_NAME, list_generations
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
+from .names import is_key
 from .store_files import NO_SPACE, Damage, Place, list_names, open_member, opened_within, read_record, write_at
 
 RECORD_NAME: Final = "account.json"
@@ -186,8 +187,3 @@ def _read(root: Place) -> AccountRecord:
         return decode_record(read_record(fd, path), AccountRecord, path)
     finally:
         files().close(fd)
-
-
-def is_key(name: str) -> bool:
-    """Whether a name is an artifact's key."""
-    return len(name) == 64 and all(letter in "0123456789abcdef" for letter in name)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 from contextlib import suppress
 from typing import Final
 
@@ -13,11 +12,11 @@ from ..messages.manifest import CondemnedMarker
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
 from .locks import LockHandle
+from .names import is_generation
 from .store_files import Damage, Place, list_names, open_member, read_record, write_new_file
 
 READY_NAME: Final = "READY.json"
 MANIFEST_NAME: Final = "manifest.json"
-_GENERATION: Final = re.compile(r"[0-9]{8}")
 _CONDEMNED_SUFFIX: Final = ".condemned.json"
 _TAKEN_SUFFIX: Final = ".taken"
 _PINNED_NAME: Final = "pinned"
@@ -33,14 +32,14 @@ class GenerationName(Struct, frozen=True):
 def list_generations(names: list[str]) -> list[GenerationName]:
     """The generations among a key directory's names, newest first; anything else there is left alone."""
     condemned = {name.removesuffix(_CONDEMNED_SUFFIX) for name in names if name.endswith(_CONDEMNED_SUFFIX)}
-    found = sorted((name for name in names if _GENERATION.fullmatch(name)), reverse=True)
+    found = sorted((name for name in names if is_generation(name)), reverse=True)
     return [GenerationName(name, name in condemned) for name in found]
 
 
 def next_generation(names: list[str]) -> str:
     """The number after all those that were ever used, as the names of a key's directory tell."""
     used = {name.removesuffix(_CONDEMNED_SUFFIX).removesuffix(_TAKEN_SUFFIX) for name in names}
-    return f"{max((int(name) for name in used if _GENERATION.fullmatch(name)), default=0) + 1:08d}"
+    return f"{max((int(name) for name in used if is_generation(name)), default=0) + 1:08d}"
 
 
 def take_number(key_directory: Place) -> str:

@@ -20,6 +20,7 @@ from .domain import Domain, Workshop, open_domain
 from .identity import artifact_key
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
+from .names import check_generation, check_key
 from .store_files import Place, make_directory, opened_within, os_errors
 from .trust import check_entry
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 
 class LocalStore:
-    """Implements ``contract.Store`` on a local disk or tmpfs. Safe to use from any thread."""
+    """Implements ``contract.Store`` on a local disk or tmpfs. Safe to use from any thread.
+
+    A key or a generation that is none by its form raises HostWeightsError(invalid_config).
+    """
 
     def __init__(self, domain: Domain, wait: WaitPolicy, capacity: CapacityPolicy) -> None:
         self._domain = domain
@@ -213,6 +217,7 @@ class LocalStore:
         Raises HostWeightsError: artifact_missing when there is no such generation, read_only.
         """
         self._check_open()
+        check_generation(key, generation)
         self._workshop()
         with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path_of(key, generation)}"):
             try:
@@ -227,6 +232,7 @@ class LocalStore:
         from . import upkeep
 
         self._check_open()
+        check_key(key)
         with os_errors(Stage.LOOKUP, f"look up {key} in {self.root}"):
             return upkeep.stored_identity(self._domain.artifacts, key)
 
@@ -245,6 +251,7 @@ class LocalStore:
         from . import upkeep
 
         self._check_open()
+        check_generation(key, generation)
         with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path_of(key, generation)}"):
             return upkeep.describe(self._domain.artifacts, key, generation)
 
@@ -257,6 +264,7 @@ class LocalStore:
         from .scrub import verify
 
         self._check_open()
+        check_generation(key, generation)
         with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path_of(key, generation)}"):
             return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
 
@@ -270,6 +278,7 @@ class LocalStore:
         from .budget import PlainBudget
 
         self._check_open()
+        check_generation(key, generation)
         ledger = self._ledger(self._workshop())
         return upkeep.remove(ledger, self._domain.artifacts, key, generation, budget or PlainBudget())
 
@@ -311,12 +320,9 @@ class LocalStore:
 
         A pin may come before the first publication. Raises HostWeightsError(read_only).
         """
-        from .account import is_key
-
         self._check_open()
+        check_key(key)
         workshop, artifacts = self._workshop(), self._domain.artifacts
-        if not is_key(key):
-            raise error(Stage.CAPACITY, Code.INVALID_CONFIG, f"{key!r} is no artifact key (64 hexadecimal digits)")
         with os_errors(Stage.CAPACITY, f"pin {key} in {self.root}"):
             make_directory(artifacts, key, workshop.directory_mode)
             with opened_within(artifacts, key) as key_directory:

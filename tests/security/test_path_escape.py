@@ -1,6 +1,7 @@
 """Names that lead elsewhere: in a manifest on a remote, in a manifest of a store, in an index, in a pipeline."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.checkpoint import open_checkpoint
 from hostweights.hwr.json_records import encode_record
 from hostweights.hwr.remote.contract import RemotePointer
+from hostweights.hwr.store import LocalStore
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.manifest import ReadyMarker
 from remote_kit import fetch, payload_files, pushed
@@ -72,3 +75,38 @@ def test_S_an_index_names_no_file_elsewhere(tmp_path: Path, name: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(HostWeightsError, match="leaves the checkpoint's folder"):
         open_checkpoint(folder)
+
+
+KEYED: dict[str, Callable[[LocalStore, str, str], object]] = {
+    "condemn": lambda store, key, generation: store.condemn(key, generation, Code.IO_ERROR, "test"),
+    "describe": lambda store, key, generation: store.describe(key, generation),
+    "verify": lambda store, key, generation: store.verify(key, generation, PlainBudget()),
+    "remove": lambda store, key, generation: store.remove(key, generation),
+    "stored_identity": lambda store, key, _: store.stored_identity(key),
+    "pin": lambda store, key, _: store.pin(key),
+}
+
+
+@pytest.mark.parametrize("call", KEYED)
+@pytest.mark.parametrize("name", [*OUTSIDE, "0" * 63, "0" * 64 + "\n", "A" * 64])
+def test_S_a_key_that_is_none_reaches_no_path(tmp_path: Path, call: str, name: str) -> None:
+    store = open_store(tmp_path / "root")
+    published(store)
+    before = names_under(tmp_path)
+    with pytest.raises(HostWeightsError, match="no artifact key") as refused:
+        KEYED[call](store, name, "00000001")
+    assert refused.value.code is Code.INVALID_CONFIG
+    assert names_under(tmp_path) == before
+
+
+@pytest.mark.parametrize("call", ["condemn", "describe", "verify", "remove"])
+@pytest.mark.parametrize("name", [*OUTSIDE, "1", "0000001\n", "\u0661" * 8])
+def test_S_a_generation_that_is_none_reaches_no_path(tmp_path: Path, call: str, name: str) -> None:
+    store = open_store(tmp_path / "root")
+    published(store)
+    key = store.list_stored()[0].key
+    before = names_under(tmp_path)
+    with pytest.raises(HostWeightsError, match="no generation of") as refused:
+        KEYED[call](store, key, name)
+    assert refused.value.code is Code.INVALID_CONFIG
+    assert names_under(tmp_path) == before
