@@ -108,13 +108,13 @@ class RingDriver:
             self._prefetch()
             filled = state.filled
             timeline = self._timeline
-        if use.asked is None and (timeline is not None or not (filled is None or filled.done())):
+        if use.asked is None:
             use.asked = self._device.compute_record()
         self._wait(use, binding, filled)
         if timeline is not None:
             use.began = self._device.compute_record()
         with self._lock:
-            if use.asked is not None and filled is not None:
+            if filled is not None:
                 self._stalls.add(use.asked, filled)
             binding.bind(state.views)
 

@@ -15,8 +15,8 @@ from .order import CallOrder
 class Use:
     """One use of a block: a token that the user makes before asking, so that it can always be given back.
 
-    ``slot`` is set while the block is held; ``asked`` marks where compute wants a block that is not
-    there yet, or any block while a timeline is recorded; ``began``, of such a timeline only, where it goes on.
+    ``slot`` is set while the block is held; ``asked`` marks where compute wants the block and, while
+    a timeline is recorded, ``began`` where it goes on.
     """
 
     block: int

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one go: the GPU tests, compute-sanitizer's checkers, the streaming suites.
 #   bash benchmarks/gpu/run.sh [tests] [memcheck] [stream_gpu] [stream_flux]        (no argument: all)
 # Each part has a time limit in seconds: TESTS_S, MEMCHECK_S, SUITE_S (each suite). A suite that is cut keeps its rows.
-# TESTS names other test files than all. Only by name: racecheck, initcheck, synccheck, and the suites fp8 (needs torchao), packed, allgather.
+# TESTS names other test files than all. Only by name: racecheck, synccheck, and the suites fp8 (needs torchao), packed, allgather.
 # Logs and results go to $OUT if that is set, else the results to benchmarks/results. The last lines say how each ended.
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -35,9 +35,9 @@ for part in "${@:-tests memcheck stream_gpu stream_flux}"; do
         step tests "${TESTS_S:-110}" python3 -m pytest -m gpu ${TESTS:-tests/gpu tests/dlo/test_dlo_device.py} -q -p no:cacheprovider ;;
       memcheck) step memcheck "${MEMCHECK_S:-60}" compute-sanitizer --tool memcheck --report-api-errors no \
         --error-exitcode 9 python3 -m benchmarks.stream_memcheck ;;
-      racecheck | initcheck | synccheck) # of our kernel: cuDNN's own kernels are found fault with
-        step "$name" "${MEMCHECK_S:-60}" compute-sanitizer --tool "$name" --kernel-name kns=hostweights_unpack \
-        --error-exitcode 9 python3 -m benchmarks.stream_memcheck ;;
+      racecheck | synccheck) # not cuDNN's and cuBLAS's own kernels, which are found fault with
+        step "$name" "${MEMCHECK_S:-60}" compute-sanitizer --tool "$name" --error-exitcode 9 \
+          --kernel-name-exclude kns=cudnn --kernel-name-exclude kns=gemm python3 -m benchmarks.stream_memcheck ;;
       *) step "$name" "${SUITE_S:-180}" python3 -m benchmarks "$name" --machine "$machine" ;;
     esac
   done
