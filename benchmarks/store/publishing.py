@@ -27,7 +27,8 @@ PUBLISHED, PUBLISHED_AND_MAPPED = "hostweights publish", "hostweights publish, a
 CHUNK_BYTES = 16 * 1024**2
 HASHING_ROUNDS = 15
 SMALLEST_ROUNDS = 25
-CPU_ROUNDS = 3
+CPU_ROUNDS = 7
+WAYS_ROUNDS = 11
 
 
 def publishing(base: Path, store: LocalStore, producer: Tensors) -> Measured:
@@ -75,6 +76,7 @@ def publishing(base: Path, store: LocalStore, producer: Tensors) -> Measured:
         },
         after=clean,
         optional=frozenset({DIRECT, TENSORIZER_SYNCED}),
+        rounds=WAYS_ROUNDS,
     )
 
 
