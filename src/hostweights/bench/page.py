@@ -89,7 +89,7 @@ def _forward(streamed: Streamed) -> list[str]:
     more = f" The first {_SHOWN_SPANS} intervals are drawn." if cut > 0 else ""
     return [
         f"<p>{streamed.forwards} forwards through {streamed.slots} slots; {size(streamed.copied_bytes)} copied, "
-        f"{streamed.stalls} stalls of {milliseconds(streamed.stall_s)} in all. {equal}</p>",
+        f"{streamed.stalls} stalls, {milliseconds(streamed.stall_s)} in all. {equal}</p>",
         f"<h2>Timeline</h2><figure>{_timeline(streamed)}<figcaption>Hover over an interval for its block and time."
         f"{more}</figcaption></figure>",
         "<h2>One forward beside its limits</h2>",

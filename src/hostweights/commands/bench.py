@@ -131,7 +131,9 @@ def _show(found: "Measurement") -> None:
             rows.append(("pages registered beside the first forward", f"{streamed.registered_s:.3f} s"))
         rows.append((f"streamed forward, {streamed.device}", milliseconds(streamed.forward_s)))
         rows += [(f"  {limit.name}", milliseconds(limit.seconds)) for limit in streamed.limits]
-        rows.append(("  stalls", f"{streamed.stalls}, {milliseconds(streamed.stall_s)} in all"))
+        rows.append(
+            (f"  stalls in {streamed.forwards} forwards", f"{streamed.stalls}, {milliseconds(streamed.stall_s)}")
+        )
         if streamed.equal is not None:
             rows.append(("  equal to the resident output, bit by bit", "yes" if streamed.equal else "NO"))
     rows += [(each.name, mib(each.size_bytes)) for each in found.memory[1:]]
