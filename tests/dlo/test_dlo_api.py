@@ -71,6 +71,7 @@ async def test_C9_adoption_while_attached_looks_at_host_tensors_from_its_first_c
         home = addresses(model.module)
         attachment = await host.attach(model, device="cuda", resident=1)
         away |= addresses(model.module) - home
+        kept = [each.data for each in (*model.module.parameters(), *model.module.buffers())]  # no address goes twice
         assert away
         report = await host.adopt(model)
         assert (report.failure, report.adopted) == (None, True)
@@ -79,6 +80,7 @@ async def test_C9_adoption_while_attached_looks_at_host_tensors_from_its_first_c
         assert away <= addresses(model.module)
         await attachment.detach()
         assert not away & addresses(model.module)
+        del kept
         assert torch.equal(run(model.module), plain(source))
 
 
