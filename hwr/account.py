@@ -12,7 +12,7 @@ from typing import Final
 
 from ..messages.base import Count, Digest, Generation, Id, Name, Record, SizeBytes
 from ..messages.manifest import MANIFEST_SCHEMA
-from .catalog import READY_NAME, list_generations
+from .catalog import READY_NAME, list_generations, list_keys
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
 from .names import is_key
@@ -88,9 +88,8 @@ class Account:
     def recount(self, artifacts: Place) -> None:
         """Replace all holdings by what the tree holds."""
         self.holdings.clear()
-        for key in list_names(artifacts):
-            if is_key(key):
-                self._count_key(artifacts, key)
+        for key in list_keys(list_names(artifacts)):
+            self._count_key(artifacts, key)
 
 
 def load_account(root: Place, artifacts: Place, staging: Place) -> Account:

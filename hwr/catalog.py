@@ -1,4 +1,4 @@
-"""The generations of one key: which there are, which are condemned, and condemning one."""
+"""The keys of a store, and the generations of one: which there are, which are condemned, and condemning one."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from ..messages.manifest import CondemnedMarker
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
 from .locks import LockHandle
-from .names import is_generation
+from .names import is_generation, is_key
 from .store_files import Damage, Place, list_names, open_member, read_record, write_new_file
 
 READY_NAME: Final = "READY.json"
@@ -27,6 +27,11 @@ class GenerationName(Struct, frozen=True):
 
     name: str
     condemned: bool
+
+
+def list_keys(names: list[str]) -> list[str]:
+    """The keys among the names of a store's artifacts, in order; anything else there is left alone."""
+    return sorted(filter(is_key, names))
 
 
 def list_generations(names: list[str]) -> list[GenerationName]:

@@ -14,7 +14,6 @@ from .acquisition import Gone, Search, lease_generation
 from .contract import Progress
 from .json_records import NewerSchema
 from .lease import ArtifactLease
-from .names import is_key
 from .native import idle_io_priority
 from .store_files import Damage, Place, list_names, opened_within
 from .upkeep import missing
@@ -62,7 +61,7 @@ def scrub(
     damaged: list[Finding] = []
     unread: list[str] = []
     with idle_io_priority():
-        for key in sorted(filter(is_key, list_names(artifacts))):
+        for key in catalog.list_keys(list_names(artifacts)):
             with (
                 suppress(FileNotFoundError, NotADirectoryError),
                 opened_within(artifacts, key) as key_directory,

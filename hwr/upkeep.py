@@ -14,7 +14,6 @@ from .capacity import Ledger
 from .filesystem import files
 from .json_records import NewerSchema
 from .memory import processes_mapping
-from .names import is_key
 from .store_files import Damage, Place, list_names, opened_within, os_errors
 from .validation import read_records
 
@@ -45,7 +44,7 @@ def list_stored(artifacts: Place) -> list[StoredGeneration]:
     """All complete generations, by key, newest first. Raises HostWeightsError as ``files.os_failure`` maps it."""
     found: list[StoredGeneration] = []
     with os_errors(Stage.LOOKUP, f"list {artifacts.path}"):
-        for key in sorted(filter(is_key, list_names(artifacts))):
+        for key in catalog.list_keys(list_names(artifacts)):
             try:
                 with opened_within(artifacts, key) as key_directory:
                     found += _list_key(key_directory)
