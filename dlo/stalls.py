@@ -6,13 +6,13 @@ from typing import Final
 from .contract import Device, Event
 
 _UNSEEN: Final = 64
+"""Waits that a use leaves unsettled behind it, where the device has come that far."""
 
 
 class StallMeter:
     """Of one ring; the driver's lock guards it. ``count`` and ``seconds`` are of the waits that were settled.
 
-    A use adds one event and asks the device nothing: while pages are registered, each further call of the driver's
-    would hold the forward up. Only waits long past are settled beside others.
+    A use costs one event. What ended long ago is settled beside later uses, and the rest when somebody looks.
     """
 
     def __init__(self, device: Device) -> None:
@@ -24,8 +24,8 @@ class StallMeter:
     def add(self, asked: Event, filled: Event) -> None:
         """Compute wants from ``asked`` on what is there from ``filled`` on; neither may have passed yet."""
         self._open.append((asked, filled))
-        if len(self._open) > _UNSEEN and self._settle_oldest():
-            self._settle_oldest()
+        while len(self._open) > _UNSEEN and self._settle_oldest():
+            pass
 
     def settle(self) -> None:
         """Count the waits that have ended."""
