@@ -1,12 +1,9 @@
 """The README's tables of streaming on GPUs, from the result files of the GPU suites."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-Row = Mapping[str, object]
+from benchmarks.results_read import Row, read
 
-RESULTS = Path(__file__).resolve().parent / "results"
 FILES = ("stream-gpu-h200", "packed-h200", "fp8-h200", "allgather-h200-x2")
 TOKENS = (1024, 4096, 16384)
 OURS = "hostweights"
@@ -14,7 +11,8 @@ OURS = "hostweights"
 
 def gpu_figures() -> str:
     """A forward's seconds, ours and the best peer's, and what packing does to the host."""
-    streamed, packed, fp8, gathered = (_rows(name) for name in FILES)
+    rows = {each.name: each.rows for each in read()}
+    streamed, packed, fp8, gathered = (rows[f"{name}.json"] for name in FILES)
     by_method = {str(row["method"]): row for row in streamed}
     peers = [row for name, row in by_method.items() if name.startswith(("diffusers", "accelerate"))]
     ours = by_method[OURS]
@@ -50,11 +48,6 @@ def _host_table(packed: Sequence[Row]) -> list[str]:
             disk, pss = _number(row, "disk_bytes") / 1e9, _number(row, "mapped_pss") / 1e9
             lines.append(f"| {row['method']} | {disk:.2f} GB | {pss:.2f} GB | {_number(row, 'publication_s'):.1f} s |")
     return lines
-
-
-def _rows(name: str) -> list[Row]:
-    rows: list[Row] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
-    return rows
 
 
 def _found(rows: Sequence[Row], method: str, tokens: int, key: str) -> float:
