@@ -78,9 +78,10 @@ class PackingInfo(Record, frozen=True, kw_only=True):
     """What unpacking costs and gains, in medians of the latest blocks.
 
     ``packed_bytes`` and ``plain_bytes`` are of all blocks; ``copied_bytes`` were copied since the backing was opened.
-    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``bound`` is what a forward waits
-    for, as far as that was seen: ``copy``, where packing makes forwards shorter, ``compute``, where unpacking makes
-    them longer, or ``unknown``; ``reason`` says why.
+    ``slack_s``: how long a block's bytes lay on the device before its slot was free. ``unpack_s``: from the begin of
+    unpacking to its end, which beside long kernels of compute is mostly waiting for them. ``bound`` is what a forward
+    waits for, as far as that was seen: ``copy``, where packing makes forwards shorter, ``compute``, where unpacking
+    makes them longer, or ``unknown``; ``reason`` says why.
     """
 
     packed_bytes: SizeBytes

@@ -1,4 +1,5 @@
-// Unpacks one block's packed extent into its slot, as messages/packed.py lays the parts out.
+// Unpacks the chunks from begin to end of one block's packed extent into its slot, as messages/packed.py lays the parts
+// out.
 //
 // A thread block takes chunks of 16384 elements (or of 32768 bytes that are stored plain), each by itself. A chunk's
 // escapes are put into shared memory first, and taken from there while the codes are unpacked, so that every element is
@@ -191,11 +192,11 @@ __device__ inline void unpack_chunk(const u8* packed, u8* slot, const Tensor& te
 }
 
 extern "C" __global__ void __launch_bounds__(256, 5)
-hostweights_unpack(const u8* packed, u8* slot, const Tensor* tensors, u32 count, u64 chunks) {
+hostweights_unpack(const u8* packed, u8* slot, const Tensor* tensors, u32 count, u64 begin, u64 end) {
     __shared__ Escapes escapes;
     for (u32 at = threadIdx.x; at < CHUNK / 32; at += blockDim.x) escapes.marks[at] = 0;
     __syncthreads();
-    for (u64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    for (u64 chunk = begin + blockIdx.x; chunk < end; chunk += gridDim.x) {
         u32 low = 0, high = count;
         while (high - low > 1) {
             const u32 middle = (low + high) / 2;

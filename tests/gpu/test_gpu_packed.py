@@ -11,11 +11,11 @@ from dlo_support import POISON
 from gpu_support import RoughDevice, open_cuda_device
 from hostweights import HostWeights
 from hostweights.dlo.devices.cuda_stream import CudaStream
-from hostweights.dlo.packed.cuda import CudaDecoder
+from hostweights.dlo.packed.cuda import LAUNCH_CHUNKS, CudaDecoder
 from hostweights.hwr.packed.codec import pack
 from hostweights.hwr.packed.form import Form, bits_of, exponent_counts
 from hostweights.messages.failure import HostWeightsError
-from hostweights.messages.packed import Part
+from hostweights.messages.packed import CHUNK_ELEMENTS, Part
 from hostweights.messages.transport import Backing, BackingChoice
 from packed_kit import aligned, all_patterns, every_form, gaussian, lay_out_block, random_patterns
 from packed_model import Packable, forward, make_packable, packing_config
@@ -55,6 +55,7 @@ def test_C12_every_form_of_every_length_is_unpacked_to_the_bit() -> None:
     tensors: list[tuple[torch.Tensor, Form | None]] = [(each, form) for each in values for form in every_form(each)]
     plain = torch.arange(70_001, dtype=torch.int32).to(torch.uint8)
     tensors[3:3] = [(plain, None), (plain[:1].clone(), None)]
+    assert sum(-(-each.numel() // CHUNK_ELEMENTS) for each, _ in tensors) > LAUNCH_CHUNKS  # one launch ends in a tensor
     unpack_on_gpu(tensors)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hostweights.dlo.packed.cuda import SOURCE, describe
+from hostweights.dlo.packed.cuda import SOURCE, Launch, describe
 from hostweights.dlo.packed.plan import PLAIN, PackedBlock, PackedTensor
 from hostweights.hwr.packed.codec import pack
 from hostweights.hwr.packed.form import Form, exponent_counts
@@ -46,7 +46,8 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     return made;
 }
 #include "unpack.cu"
-extern "C" void launch(const u8* packed, u8* slot, const Tensor* tensors, u32 count, u64 chunks, u32 grid, u32 block) {
+extern "C" void launch(const u8* packed, u8* slot, const Tensor* tensors, u32 count, u64 begin, u64 end, u32 grid,
+                       u32 block) {
     blockDim.x = block;
     gridDim.x = grid;
     for (u32 b = 0; b < grid; ++b) {
@@ -56,7 +57,7 @@ extern "C" void launch(const u8* packed, u8* slot, const Tensor* tensors, u32 co
             threads.emplace_back([=] {
                 threadIdx.x = t;
                 blockIdx.x = b;
-                hostweights_unpack(packed, slot, tensors, count, chunks);
+                hostweights_unpack(packed, slot, tensors, count, begin, end);
             });
         for (auto& thread : threads) thread.join();
         pthread_barrier_destroy(&barrier);
@@ -134,9 +135,14 @@ class KernelOnCpu:
         subprocess.run(command, check=True)
         self._launch = ctypes.CDLL(str(library)).launch
 
-    def __call__(self, block: PackedBlock, extent: torch.Tensor, slot: torch.Tensor, grid: int, threads: int) -> None:
-        words, chunks = describe(block)
+    def __call__(
+        self, block: PackedBlock, extent: torch.Tensor, slot: torch.Tensor, planned: Sequence[Launch], threads: int
+    ) -> None:
+        """Run the launches, with so many threads in a thread block."""
+        words, _ = describe(block)
         table = torch.tensor(words, dtype=torch.int64)
         addresses = [ctypes.c_void_p(each.data_ptr()) for each in (extent, slot, table)]
-        count, chunks_ = ctypes.c_uint32(len(block.tensors)), ctypes.c_uint64(chunks)
-        self._launch(*addresses, count, chunks_, ctypes.c_uint32(grid), ctypes.c_uint32(threads))
+        count, width = ctypes.c_uint32(len(block.tensors)), ctypes.c_uint32(threads)
+        for launch in planned:
+            begin, end = ctypes.c_uint64(launch.begin), ctypes.c_uint64(launch.end)
+            self._launch(*addresses, count, begin, end, ctypes.c_uint32(launch.thread_blocks), width)

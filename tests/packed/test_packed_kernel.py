@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hostweights.dlo.packed.cuda import SOURCE, WORDS, check_bounds, describe
+from hostweights.dlo.packed.cuda import SOURCE, WORDS, Launch, check_bounds, describe, launches
 from hostweights.dlo.packed.plan import PackedBlock
 from hostweights.hwr.packed.form import Form
 from hostweights.messages.failure import Code, HostWeightsError
-from hostweights.messages.packed import Part
+from hostweights.messages.packed import CHUNK_ELEMENTS, Part
 from packed_kit import KernelOnCpu, aligned, all_patterns, every_form, gaussian, lay_out_block, random_patterns
 
 CANARY = 0xA5
@@ -27,7 +27,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> KernelOnCpu:
 def unpacked(kernel: KernelOnCpu, block: PackedBlock, extent: torch.Tensor, slot_bytes: int) -> torch.Tensor:
     slot = aligned(slot_bytes + 512)
     slot.fill_(CANARY)
-    kernel(block, extent, slot, 3, 5)
+    kernel(block, extent, slot, launches(describe(block)[1], 7), 5)
     assert bool((slot[slot_bytes:] == CANARY).all())
     return slot[:slot_bytes]
 
@@ -44,6 +44,18 @@ def test_C12_the_kernel_unpacks_every_form_of_every_length_to_the_bit(kernel: Ke
     for tensor, (wanted, _) in zip(block.tensors, tensors, strict=True):
         found = slot[tensor.target : tensor.target + tensor.size_bytes]
         assert torch.equal(found, wanted.view(torch.uint8)), tensor
+
+
+def test_C12_a_launch_writes_the_chunks_it_was_given_and_no_other(kernel: KernelOnCpu) -> None:
+    values = gaussian(5 * CHUNK_ELEMENTS, 5)
+    block, extent, slot_bytes = lay_out_block([(values, next(every_form(values)))])
+    slot = aligned(slot_bytes)
+    slot.fill_(CANARY)
+    kernel(block, extent, slot, [Launch(1, 4, 2)], 5)
+    inside = slice(2 * CHUNK_ELEMENTS, 8 * CHUNK_ELEMENTS)
+    assert torch.equal(slot[inside], values.view(torch.uint8)[inside])
+    assert bool((slot[: inside.start] == CANARY).all())
+    assert bool((slot[inside.stop : block.tensors[0].size_bytes] == CANARY).all())
 
 
 @pytest.mark.parametrize("part", [Part.TABLE, Part.ESCAPE_STARTS, Part.ESCAPE_POSITIONS, Part.ESCAPE_EXPONENTS])
@@ -74,6 +86,14 @@ def test_C12_the_description_has_the_kernels_shape() -> None:
     assert len(words) == 2 * WORDS
     assert SOURCE.read_text().split("struct Tensor {")[1].split("}")[0].count("u64") == WORDS
     assert chunks == 4
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 7, 8, 14, 15, 1024, 1025, 12_288])
+def test_C12_launches_take_every_chunk_once_and_two_a_thread_block(chunks: int) -> None:
+    for planned, most in ((launches(chunks), 1024), (launches(chunks, 7), 7)):
+        assert [chunk for each in planned for chunk in range(each.begin, each.end)] == list(range(chunks))
+        assert all(each.end - each.begin <= most for each in planned)
+        assert all(each.thread_blocks == (each.end - each.begin + 1) // 2 for each in planned)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
