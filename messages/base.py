@@ -22,13 +22,13 @@ Text = Annotated[str, Meta(max_length=16_384)]
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 """A file system path (absolute unless the field says otherwise)."""
 
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")]
 """A plain file name inside one folder: no separator, no leading dot."""
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """BLAKE3-256, lower-case hexadecimal."""
 
-Generation = Annotated[str, Meta(pattern="^[0-9]{8}$")]
+Generation = Annotated[str, Meta(pattern=r"^[0-9]{8}\Z")]
 """A publication's number under its key, zero-padded."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)]

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from .base import MESSAGES_VERSION, ActorName, Count, Id, Record
 
-TraceParent = Annotated[str, Meta(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
+TraceParent = Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
 """W3C trace context, the ``traceparent`` header's value."""
 
 

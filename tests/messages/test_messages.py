@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from hostweights.messages import AnyMessage, Config, Failure
-from hostweights.messages.base import MESSAGES_VERSION, Message
+from hostweights.messages.base import MESSAGES_VERSION, Digest, FileName, Generation, Message
+from hostweights.messages.envelope import TraceParent
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 from hostweights.messages.identity import ArtifactIdentity
 from hostweights.messages.journal import JournalHeader, WrittenEntry
@@ -92,6 +93,22 @@ def test_A4_a_file_name_in_a_manifest_cannot_leave_its_folder(name: str) -> None
 
     with pytest.raises(msgspec.ValidationError, match="name"):
         msgspec.json.decode(raw, type=FileEntry)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (FileName, "model.safetensors"),
+        (Digest, "0a" * 32),
+        (Generation, "00000001"),
+        (TraceParent, f"00-{'0a' * 16}-{'0b' * 8}-01"),
+    ],
+)
+def test_D1_a_text_of_fixed_form_ends_where_it_says(kind: object, text: str) -> None:
+    assert msgspec.convert(text, kind) == text
+    for longer in (text + "\n", "\n" + text, text + "/"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(longer, kind)
 
 
 def test_D6_an_unknown_setting_is_refused_by_name() -> None:
