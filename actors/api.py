@@ -15,7 +15,7 @@ from ..hwr.records import ModelRecord
 from ..hwr.source_memory import SourceMemory
 from ..messages.base import Message
 from ..messages.budget import Budget
-from ..messages.config import Config, Mode
+from ..messages.config import Config, Mode, checked_config, checked_mode
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.publisher import Publish
@@ -68,9 +68,12 @@ class HostWeights:
     """
 
     def __init__(self, config: Config, *, instruments: Instruments | None = None) -> None:
-        """``instruments`` count and trace every message of the four actors; without them that costs nothing."""
-        self._config = config
-        self._assembly = Assembly(config, instruments)
+        """``instruments`` count and trace every message of the four actors; without them that costs nothing.
+
+        Raises HostWeightsError(invalid_config) for a setting that is not what its type says.
+        """
+        self._config = checked_config(config)
+        self._assembly = Assembly(self._config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
 
@@ -126,7 +129,7 @@ class HostWeights:
         terminal failure of the resolution.
         """
         model_id, lease_id = _new_id("model"), _new_id("lease")
-        mode = self._config.mode if mode is None else mode
+        mode = self._config.mode if mode is None else checked_mode(mode)
         entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
         if together is not None and len(together.ranks) > 1 and mode is not Mode.DISABLED:
             entry.agreement = Agreement(together.ranks, together.join_s)
@@ -158,7 +161,7 @@ class HostWeights:
     async def _describe(self, find: Callable[[SourceMemory | None], T], mode: Mode | None) -> T:
         """What ``find`` makes of a source in a thread of its own, with what this store remembers of sources."""
         _ = self._assembly.system  # closed, nothing may open the store again
-        remembers = (self._config.mode if mode is None else mode) is not Mode.DISABLED
+        remembers = (self._config.mode if mode is None else checked_mode(mode)) is not Mode.DISABLED
 
         def describe(budget: Budget) -> T:
             return find(self._assembly.source_memory(budget) if remembers else None)

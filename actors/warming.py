@@ -25,7 +25,7 @@ from ..hwr.source_memory import SourceMemory, source_fingerprint
 from ..hwr.store import LocalStore
 from ..hwr.stored_dtypes import stored_dtypes
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
-from ..messages.config import Config, Representation
+from ..messages.config import Config, Representation, checked_config
 from ..messages.failure import Code, Stage, printable
 from .ports.faults import answered
 
@@ -69,6 +69,7 @@ def warm(
     leaves nothing behind. Raises HostWeightsError.
     """
     begun = time.monotonic()
+    config = checked_config(config)
     budget = budget or PlainBudget()
     step = progress or _ignore
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and try again"):

@@ -135,7 +135,7 @@ def _check_and_map(
     checked: Checked = check_generation(place, lock.fd, search.key, search.identity)
     mapping = ArtifactMapping(checked.manifest, checked.index, place, checked.fds)
     try:
-        if search.validation is Validation.FULL:
+        if search.validation != Validation.METADATA:  # by value, and to the safe side, for a caller's plain text
             _verify_once(key_directory, checked, mapping, search, budget)
     except BaseException:
         mapping.forget()

@@ -1,11 +1,14 @@
 """The configuration, as one typed value."""
 
+import os
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from .base import Path, Record
+from .failure import Code, Stage, error
 from .journal import JournalPolicy
 
 
@@ -121,3 +124,28 @@ class Config(Record, frozen=True, kw_only=True):
     production: ProductionPolicy = ProductionPolicy()
     remote: RemotePolicy = RemotePolicy()
     runtime: RuntimePolicy = RuntimePolicy()
+
+
+_BINARY: Final = (bytes, bytearray, memoryview)
+"""No setting is binary; msgspec would write it as base64 text."""
+
+
+def checked_config(config: Config) -> Config:
+    """The same settings, each of its type: nothing checks a record that is made in Python, and a text is no Mode.
+
+    What is equal by value is taken: ``"full"`` for ``Validation.FULL``, a path object for its text. Raises
+    HostWeightsError(invalid_config) for all else, naming the setting.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(config, builtin_types=_BINARY, enc_hook=os.fspath), Config)
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as found:
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"a setting is not what it must be: {found}") from found
+
+
+def checked_mode(mode: Mode) -> Mode:
+    """The mode, also from its text. Raises HostWeightsError(invalid_config)."""
+    try:
+        return Mode(mode)
+    except ValueError as found:
+        text = f"there is no mode {mode!r}; expected one of {', '.join(Mode)}"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text) from found

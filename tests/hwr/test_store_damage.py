@@ -3,7 +3,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -75,6 +75,15 @@ def test_T15_two_swapped_tensors_are_found_at_full_level(store: LocalStore) -> N
     path.write_bytes(data)
     assert "blocks.1.bias" in miss(store, Validation.FULL).reason
     rebuild_works(store)
+
+
+def test_D6_full_level_as_a_plain_text_is_full_level(store: LocalStore) -> None:
+    path = open_for_damage(published_directory(store) / PAYLOAD)
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"\xff")
+    hit(store, cast("Validation", "metadata")).close()
+    assert miss(store, cast("Validation", "full")).condemned == 1
 
 
 @pytest.mark.parametrize("cut", [1, 100, 6000])
