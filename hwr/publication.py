@@ -12,13 +12,14 @@ from ..messages.manifest import Manifest, ReadyMarker
 from .catalog import MANIFEST_NAME, READY_NAME, take_number
 from .content_addressed import check_content
 from .filesystem import files
-from .json_records import encode_record
+from .json_records import NewerSchema, decode_record, encode_record
 from .lease import ArtifactLease
 from .locks import LockHandle
 from .manifest_index import ManifestIndex
 from .mapping import ArtifactMapping
 from .store_files import (
     MAX_RECORD_BYTES,
+    Damage,
     Place,
     make_unsynced_directory,
     opened_within,
@@ -72,6 +73,7 @@ def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyM
             f"the manifest of {len(manifest.tensors)} tensors has {len(data)} bytes, readers accept "
             f"{MAX_RECORD_BYTES}; publish fewer tensors in one artifact",
         )
+    _check_readable(data)
     ready = ReadyMarker(
         key=manifest.key,
         generation=generation,
@@ -82,6 +84,19 @@ def _write_records(staged: Place, manifest: Manifest, generation: str) -> ReadyM
     )
     write_new_files(staged, {MANIFEST_NAME: data, READY_NAME: encode_record(ready)}, _FILE_MODE)
     return ready
+
+
+def _check_readable(data: bytes) -> None:
+    """What no reader accepts would be condemned at its first use, and be written anew at every start."""
+    try:
+        decode_record(data, Manifest, MANIFEST_NAME)
+    except (Damage, NewerSchema) as refused:
+        raise error(
+            Stage.PUBLICATION,
+            Code.PUBLICATION_FAILED,
+            f"no reader would accept this artifact: {refused}; a name may have 1024 characters (the parts of a packed "
+            "tensor have longer ones than the tensor: production.packing), a shape 16 dimensions of up to 2**48",
+        ) from refused
 
 
 def _take(final: Place, manifest: Manifest, index: ManifestIndex) -> tuple[LockHandle, ArtifactMapping]:

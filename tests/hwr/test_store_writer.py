@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.contract import Producer, ProductionPlan
+from hostweights.hwr.contract import Producer, ProductionPlan, TensorSpec
 from hostweights.hwr.digests import TensorDigest
 from hostweights.hwr.native import address_view
 from hostweights.hwr.store import LocalStore
@@ -112,6 +112,27 @@ def test_T09_transposed_strided_and_conjugate_tensors_keep_their_values(store: L
     lease = build(store, Given(ProductionPlan(specs, ()), values)).lease
     for index, value in enumerate(values):
         assert torch.equal(lease.tensor(f"t{index}"), value)
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [spec("n" * 1025, (4,), DType.U8), spec("w", (1,) * 17, DType.U8), spec("w", (0, 2**48 + 1), DType.U8)],
+    ids=["name", "dimensions", "size"],
+)
+def test_A4_what_no_reader_accepts_is_refused_and_not_published(store: LocalStore, unreadable: TensorSpec) -> None:
+    failure = _refusal(store, FixedProducer(ProductionPlan((unreadable,), ())))
+    assert failure.code is Code.PUBLICATION_FAILED
+    assert "$.tensors" in str(failure)
+
+
+@pytest.mark.parametrize(
+    "widest",
+    [spec("n" * 1024, (4,), DType.U8), spec("w", (1,) * 16, DType.U8), spec("w", (0, 2**48), DType.U8)],
+    ids=["name", "dimensions", "size"],
+)
+def test_A4_what_a_reader_just_accepts_is_published(store: LocalStore, widest: TensorSpec) -> None:
+    assert build(store, FixedProducer(ProductionPlan((widest,), ()))).built
+    assert not build(store, FixedProducer(ProductionPlan((widest,), ()))).built
 
 
 def test_T14_an_alias_is_stored_once_and_gives_the_same_memory(store: LocalStore) -> None:
