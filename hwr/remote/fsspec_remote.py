@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ _DENIED: Final = frozenset({401, 403})
 _ABSENT: Final = frozenset({404, 410})
 _RANGE_REFUSED: Final = 416
 _PARTIAL: Final = 206
+_BEFORE_QUERY: Final = re.compile(r"[^?#]*")
+_USER: Final = re.compile(r"://[^/]*@")
 
 
 class FsspecRemote:
@@ -199,7 +202,7 @@ def open_remote(policy: RemotePolicy) -> FsspecRemote:
     if url is None:
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, "no remote is configured; set remote.url")
     _check_url(url)
-    scheme = urlsplit(url).scheme
+    scheme = _scheme(url)
     try:
         from fsspec.core import url_to_fs
 
@@ -214,14 +217,23 @@ def open_remote(policy: RemotePolicy) -> FsspecRemote:
 
 
 def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    """Refuse what must not be shown, in every URL of a chain (``simplecache::https://host/weights``)."""
+    plain = _BEFORE_QUERY.match(url)
+    assert plain is not None  # it matches everything
+    shown = _USER.sub("://", plain[0])
+    if shown != url:
         text = (
             f"the remote {shown} has credentials, a query or a fragment in its URL, where logs would show them; give "
             "credentials in the environment or in the configuration of fsspec"
         )
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, text)
-    if not parts.scheme:
+    if not _scheme(url):
         text = f"the remote must be a URL, found {url!r}; for a directory write file://{url}"
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, text)
+
+
+def _scheme(url: str) -> str:
+    try:
+        return urlsplit(url).scheme
+    except ValueError as problem:
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, f"the remote {url!r} is no URL: {problem}") from None

@@ -326,7 +326,12 @@ def test_A16_a_wrong_byte_of_a_tensor_is_asked_for_again_and_then_refused(remote
     [
         ("https://user:secret@host/weights", Code.INVALID_CONFIG),
         ("https://host/weights?token=secret", Code.INVALID_CONFIG),
+        ("simplecache::https://user:secret@host/weights", Code.INVALID_CONFIG),
+        ("dir::http://user:secret@host/weights", Code.INVALID_CONFIG),
+        ("zip://inside::https://user:p@secret@host/weights.zip", Code.INVALID_CONFIG),
+        ("simplecache::https://host/weights#token=secret", Code.INVALID_CONFIG),
         ("/srv/weights", Code.INVALID_CONFIG),
+        ("https://[::1/weights", Code.INVALID_CONFIG),
         ("nosuch://secretless", Code.INVALID_CONFIG),
         ("s3://bucket", Code.UNSUPPORTED),
     ],
@@ -337,3 +342,9 @@ def test_A16_a_url_that_cannot_work_is_refused_without_its_secrets(url: str, cod
     assert failed.value.code is code
     assert "secret@" not in str(failed.value)
     assert "=secret" not in str(failed.value)
+    assert "user" not in str(failed.value)
+
+
+@pytest.mark.parametrize("url", ["file:///srv/model@v1", "http://[::1]:9/model@v1", "simplecache::http://host/a@b"])
+def test_A16_a_path_may_have_an_at_sign(url: str) -> None:
+    assert open_remote(policy(url)).url == url
