@@ -6,7 +6,12 @@ from hashlib import blake2s
 
 import msgspec
 
-_PATH = r"(?<![\w/.:])(?:/[^/\s'\":,;()\[\]{}<>]+)+"
+_PART = r"[^/\s'\":,;()\[\]{}<>]+"
+_BEGIN = r"(?:(?<![\w/.:])/+|(?<=:)/|(?<=file:/)/|(?<=://)/+)"
+"""Where an absolute path begins: not within a relative one, nor at the host of a URL unless its scheme is file."""
+_REST = rf"(?:/+{_PART})*"
+_PATH = rf"{_BEGIN}{_PART}{_REST}"
+_NAME = re.compile(r"[^/]+")
 _ENDS_IN_A_SENTENCE = re.compile(r"[\s'\":,;()\[\]{}<>]")
 _SENTENCES = frozenset({"text", "reason"})
 """Fields that may begin with a path and go on with words; a text in any other field is a path as a whole."""
@@ -29,7 +34,7 @@ class Redactor:
         plain = msgspec.to_builtins(record, builtin_types=(bytes,))
         if self._learn(plain):
             odd = sorted(map(re.escape, self._odd), key=len, reverse=True)
-            self._paths = re.compile("|".join([*odd, _PATH]))
+            self._paths = re.compile("|".join([*(path + _REST for path in odd), _PATH]))
         return self._walk(plain)
 
     def _learn(self, value: object) -> bool:
@@ -45,10 +50,11 @@ class Redactor:
     def _learn_field(self, name: object, value: object) -> bool:
         if not isinstance(value, str):
             return self._learn(value)
-        odd = name not in _SENTENCES and value.startswith("/") and _ENDS_IN_A_SENTENCE.search(value) is not None
-        if not odd or value in self._odd or len(self._odd) >= _ODD_PATHS_KEPT:
+        path = value[value.find(":///") + len("://") :] if ":///" in value else value
+        odd = name not in _SENTENCES and path.startswith("/") and _ENDS_IN_A_SENTENCE.search(path) is not None
+        if not odd or path in self._odd or len(self._odd) >= _ODD_PATHS_KEPT:
             return False
-        self._odd.add(value)
+        self._odd.add(path)
         return True
 
     def _walk(self, value: object) -> object:
@@ -63,5 +69,7 @@ class Redactor:
                 return value
 
     def _path(self, found: re.Match[str]) -> str:
-        parts = found.group().split("/")[1:]
-        return "".join(f"/p-{blake2s(part.encode(), key=self._key, digest_size=4).hexdigest()}" for part in parts)
+        return _NAME.sub(self._name, found.group())
+
+    def _name(self, found: re.Match[str]) -> str:
+        return f"p-{blake2s(found.group().encode(), key=self._key, digest_size=4).hexdigest()}"

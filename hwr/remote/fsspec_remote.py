@@ -133,7 +133,13 @@ class FsspecRemote:
         assert isinstance(filesystem, HTTPFileSystem), type(filesystem)
         data = sync(filesystem.loop, _get, filesystem, self._full(path), start, most_bytes, timeout=self._timeout_s)
         if data is None:
-            raise error(Stage.REMOTE, Code.UNSUPPORTED, f"{self._url}/{path}: the server knows no ranges", path=path)
+            raise error(
+                Stage.REMOTE,
+                Code.UNSUPPORTED,
+                f"{self._url}/{path}: the server knows no ranges",
+                path=path,
+                remote=self._url,
+            )
         assert isinstance(data, bytes), type(data)
         return data
 
@@ -154,20 +160,28 @@ class FsspecRemote:
         where, kind = f"{self._url}/{path}", type(problem).__name__
         status = vars(problem).get("status")
         if isinstance(problem, FileNotFoundError | NotADirectoryError) or status in _ABSENT:
-            return error(Stage.REMOTE, Code.ARTIFACT_MISSING, f"there is no {where}", path=path)
+            return error(Stage.REMOTE, Code.ARTIFACT_MISSING, f"there is no {where}", path=path, remote=self._url)
         if isinstance(problem, TimeoutError):
             text = f"could not {doing} {where} within {self._timeout_s} s; try again later or raise remote.timeout_s"
-            return error(Stage.REMOTE, Code.DEADLINE_EXCEEDED, text, retryable=True, path=path)
+            return error(Stage.REMOTE, Code.DEADLINE_EXCEEDED, text, retryable=True, path=path, remote=self._url)
         if isinstance(problem, PermissionError) or status in _DENIED:
             text = f"may not {doing} {where}; give the credentials to the package behind this URL's scheme"
-            return error(Stage.REMOTE, Code.PERMISSION_DENIED, text, path=path)
+            return error(Stage.REMOTE, Code.PERMISSION_DENIED, text, path=path, remote=self._url)
         if isinstance(problem, NotImplementedError):
-            return error(Stage.REMOTE, Code.UNSUPPORTED, f"{where} can only be read; push to another URL", path=path)
+            return error(
+                Stage.REMOTE,
+                Code.UNSUPPORTED,
+                f"{where} can only be read; push to another URL",
+                path=path,
+                remote=self._url,
+            )
         why = "the file is shorter than that" if status == _RANGE_REFUSED else kind + (f" {status}" if status else "")
         return self._failed(path, f"could not {doing} it: {why}")
 
     def _failed(self, path: str, what: str) -> HostWeightsError:
-        return error(Stage.REMOTE, Code.IO_ERROR, f"{self._url}/{path}: {what}", retryable=True, path=path)
+        return error(
+            Stage.REMOTE, Code.IO_ERROR, f"{self._url}/{path}: {what}", retryable=True, path=path, remote=self._url
+        )
 
 
 async def _get(filesystem: HTTPFileSystem, url: str, start: int | None, most_bytes: int) -> bytes | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tiny_model
-from hostweights import Config, HostWeights, HostWeightsError
+from hostweights import Config, HostWeights, HostWeightsError, open_sync, warm
 from hostweights.actors.kernel.journal_redaction import Redactor
 from hostweights.messages.config import RemotePolicy, RuntimePolicy
 from hostweights.messages.failure import Code, Stage, error
@@ -132,3 +132,54 @@ def test_S_sentences_that_begin_with_a_path_stay_readable() -> None:
     assert isinstance(written, dict)
     assert written["text"] == f"{written['details']['file']} is not a regular file"
     assert "srv" not in written["text"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file:///srv/hidden/weights/k/artifact.json: could not read it",
+        "file://localhost/srv/hidden: gone",
+        "simplecache::file:///srv/hidden",
+        "local:///srv/hidden",
+        "file:/srv/hidden",
+        "at:/srv/hidden",
+        "//srv/hidden",
+        "/srv//hidden/x",
+        "root=/srv/hidden, (/srv/hidden)",
+    ],
+)
+def test_S_a_path_is_hidden_wherever_it_stands(text: str) -> None:
+    written = Redactor().record(error(Stage.REMOTE, Code.IO_ERROR, text).failure)
+    assert isinstance(written, dict)
+    assert not any(name in written["text"] for name in ("srv", "hidden", "weights"))
+    assert written["text"].count("/") == text.count("/")
+
+
+@pytest.mark.parametrize(
+    "text", ["GET https://host/w: 404", "s3://bucket/w", "blocks/0/weight", "./here", "1/2", "a / b"]
+)
+def test_S_what_is_no_absolute_path_stays(text: str) -> None:
+    written = Redactor().record(error(Stage.REMOTE, Code.IO_ERROR, text).failure)
+    assert isinstance(written, dict)
+    assert written["text"] == text
+
+
+@pytest.mark.parametrize("name", ["hidden", "hidden vault"])
+def test_S_a_redacted_journal_tells_no_path_of_a_remote_that_is_a_directory(tmp_path: Path, name: str) -> None:
+    hidden = tmp_path / name
+    hidden.mkdir()
+    source = tiny_model.make_checkpoint(hidden)
+    key = warm(Config(root=str(tmp_path / "elsewhere")), tiny_model.factory(), source).key
+    (hidden / "remote" / key / "artifact.json").mkdir(parents=True)  # no file: each request fails
+    journal = JournalPolicy(path=str(tmp_path / "run.journal"), redact_paths=True)
+    config = Config(
+        root=str(hidden / "store"),
+        remote=RemotePolicy(url=f"file://{hidden}/remote", attempts=1),
+        runtime=RuntimePolicy(journal=journal),
+    )
+    with open_sync(config) as host:
+        told = host.load(tiny_model.factory(), source)
+    assert any(attempt.failure is not None and name in attempt.failure.text for attempt in told.report.attempts)
+    written = (tmp_path / "run.journal").read_bytes()
+    assert b"io_error" in written
+    assert not any(part in written for part in (b"hidden", b"vault"))
