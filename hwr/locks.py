@@ -11,6 +11,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -18,6 +19,7 @@ import msgspec
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+from . import process
 from .filesystem import files
 from .locality import describe_mount
 from .lock_holders import describe_process, lock_holders
@@ -33,12 +35,14 @@ class LockHandle:
         with _registry:
             self._fd: int | None = files().open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd)
             _open_fds.add(self._fd)
+        self._locked = False
         self._pid = os.getpid()
+        self._process = process.token
 
     @property
     def fd(self) -> int:
         """The open descriptor. Raises HostWeightsError(lease_unknown) once closed, or in a forked child."""
-        if self._fd is None or self._pid != os.getpid():
+        if self._fd is None or not self._is_owned():
             raise error(
                 Stage.LIFECYCLE,
                 Code.LEASE_UNKNOWN,
@@ -56,15 +60,28 @@ class LockHandle:
                 continue
             except BlockingIOError:
                 return False
+            self._locked = True
             return True
 
     def close(self) -> None:
-        """Close the file; the lock ends with it. Idempotent; does nothing in a forked child, which holds no copy."""
+        """Unlock and close the file. Idempotent; does nothing in a forked child, which holds no copy.
+
+        A child that was forked below Python (by a library) does hold one, and would keep what is only closed.
+        """
         with _registry:
             fd, self._fd = self._fd, None
-            if fd is not None and self._pid == os.getpid():
+            if fd is not None and self._is_owned():
                 _open_fds.discard(fd)
-                files().close(fd)
+                try:
+                    if self._locked:
+                        with suppress(OSError):
+                            files().flock(fd, fcntl.LOCK_UN)
+                finally:
+                    files().close(fd)
+
+    def _is_owned(self) -> bool:
+        """Whether this is the process that opened it: a child may have the same id, in a namespace or later on."""
+        return self._process is process.token and self._pid == os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +90,7 @@ class LockHandle:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_pid"):
+        if hasattr(self, "_process"):
             self.close()
 
 

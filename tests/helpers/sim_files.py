@@ -205,6 +205,10 @@ class SimFiles(FileSystem):
         return last == "." or last in parent.names
 
     def flock(self, fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_UN:
+            if fd in self.opened:  # no point of its own: the close that follows at once is one
+                self._unlock(self.opened[fd])
+            return
         opened = self._opened(fd)
         self._call("flock", opened.path)
         assert operation & fcntl.LOCK_NB, "the product never waits inside the kernel"

@@ -227,6 +227,56 @@ def test_T24_a_forked_childs_close_and_exit_leave_the_parents_lock(store: LocalS
         holder.end()
 
 
+def test_T24_a_child_with_the_id_of_the_leaseholder_closes_no_file_of_its_own(store: LocalStore) -> None:
+    """A process in a nested namespace, or one that came long after, may have the id that the holder has or had."""
+    build(store).lease.close()
+    code = """
+        import gc
+        lease = hit(open_store(Path(sys.argv[1])))
+        number, parent = lease._lock.fd, os.getpid()
+        child = os.fork()
+        if child == 0:
+            os.getpid = lambda: parent
+            mine = os.open("/dev/null", os.O_RDONLY)
+            if mine != number:
+                os.dup2(mine, number)
+            lease.close()
+            del lease
+            gc.collect()
+            os.fstat(number)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        say("ready")
+        wait_for_parent()
+    """
+    with Child(code, store.root) as holder:
+        assert holder.line() == "ready"
+        holder.tell()
+        holder.end()
+
+
+def test_T24_a_child_that_was_forked_below_python_keeps_no_closed_lease(store: LocalStore) -> None:
+    build(store).lease.close()
+    code = """
+        import ctypes, signal
+        lease = hit(open_store(Path(sys.argv[1])))
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            signal.pause()
+        lease.close()
+        say("closed")
+        wait_for_parent()
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    """
+    ready = next((store.root / "artifacts").rglob("READY.json"))
+    with Child(code, store.root) as holder:
+        assert holder.line() == "closed"
+        assert nobody_locks(ready)
+        holder.tell()
+        holder.end()
+
+
 def test_T24_a_forked_child_that_outlives_its_parent_pins_no_artifact_and_no_build(store: LocalStore) -> None:
     build(store).lease.close()
     code = """
