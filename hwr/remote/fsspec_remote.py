@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
@@ -52,7 +53,7 @@ class FsspecRemote:
         return data
 
     def stream(self, path: str) -> Generator[bytes, None, None]:
-        """The file from its start, in one request."""
+        """The file from its start, in one request, of which any 8 MiB may be waited for as long as for one range."""
         options: dict[str, object] = {}
         if self._speaks_http():
             from aiohttp import ClientTimeout
@@ -63,7 +64,18 @@ class FsspecRemote:
             self._answered("read", path),
             cast("BinaryIO", self._filesystem.open(self._full(path), "rb", **options)) as source,
         ):
-            while chunk := source.read(_CHUNK_BYTES):
+            waited_s, came_bytes = 0.0, 0
+            while True:
+                begun_s = time.monotonic()
+                chunk = source.read(_CHUNK_BYTES)  # what is there, be it a byte
+                waited_s += time.monotonic() - begun_s
+                if not chunk:
+                    return
+                came_bytes += len(chunk)
+                if came_bytes >= _CHUNK_BYTES:
+                    waited_s, came_bytes = 0.0, 0
+                if waited_s > self._timeout_s:
+                    raise TimeoutError
                 yield chunk
 
     def read_whole(self, path: str, limit_bytes: int) -> bytes:

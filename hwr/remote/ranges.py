@@ -59,7 +59,7 @@ class RangeReader:
                 future.cancel()
 
     def _streamed(self, path: str, start: int, end: int) -> Iterator[bytes]:
-        """What is left of a range, from whole files; an attempt that brought something new is not counted."""
+        """What is left of a range, from whole files; an attempt that brought a chunk of it is not counted."""
         attempt = 0
         while start < end:
             begun = start
@@ -71,7 +71,7 @@ class RangeReader:
                     text = f"{path}: the file ended at {start}, expected {end} bytes"
                     raise error(Stage.REMOTE, Code.IO_ERROR, text, retryable=True, path=path)
             except HostWeightsError as failed:
-                attempt = 1 if start > begun else attempt + 1
+                attempt = 1 if start - begun >= CHUNK_BYTES else attempt + 1
                 self._pause(failed, attempt)
 
     def _wanted(self, path: str, start: int, end: int) -> Iterator[bytes]:

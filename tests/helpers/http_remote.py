@@ -3,7 +3,8 @@
 Run as ``python http_remote.py DIRECTORY FAULT...``: prints its port, then serves until its standard input ends. Each
 fault is used up by one request for a payload file, in order: ``reset`` breaks the connection in the middle,
 ``truncate`` ends the answer early, ``wrong`` flips a byte, ``stall`` sends nothing until the server ends, ``drip`` half
-of it, ``slow`` sends a few bytes at a time, ``denied`` answers 403, ``broken`` 500. ``NAME*`` repeats a fault for ever.
+of it, ``trickle`` the other half byte by byte, ``slow`` sends a few bytes at a time, ``denied`` answers 403, ``broken``
+500. ``NAME*`` repeats a fault for ever.
 With ``no-ranges`` first, the server ignores ranges.
 ``GET /__requests`` tells how many payload requests came, with how many payload bytes sent.
 """
@@ -24,6 +25,7 @@ from typing import BinaryIO
 FLIPPED_AT = 5
 PIECE_BYTES = 1024**2
 SLOW_PIECE_BYTES = 7
+TRICKLE_PAUSE_S = 0.02
 
 
 class Faulty(BaseHTTPRequestHandler):
@@ -79,7 +81,7 @@ class Faulty(BaseHTTPRequestHandler):
         self.send_response(206 if partial else 200)
         self.send_header("Content-Length", str(size))
         self.end_headers()
-        left = size // 2 if fault in {"reset", "truncate", "drip"} else size
+        left = size // 2 if fault in {"reset", "truncate", "drip", "trickle"} else size
         while left:
             piece = bytearray(opened.read(min(left, SLOW_PIECE_BYTES if fault == "slow" else PIECE_BYTES)))
             if fault == "wrong":
@@ -92,6 +94,8 @@ class Faulty(BaseHTTPRequestHandler):
         self.wfile.flush()
         if fault == "drip":
             self.stalling.wait()
+        while fault == "trickle" and (byte := opened.read(1)) and not self.stalling.wait(TRICKLE_PAUSE_S):
+            self.wfile.write(byte)
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if fault in {"reset", "truncate"}:

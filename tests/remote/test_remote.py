@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import fsspec
@@ -14,10 +14,10 @@ from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import BuildResult, Miss
 from hostweights.hwr.identity import artifact_key
 from hostweights.hwr.remote import download, ranges
-from hostweights.hwr.remote.fsspec_remote import open_remote
+from hostweights.hwr.remote.fsspec_remote import FsspecRemote, open_remote
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.config import CapacityPolicy, Validation, WaitPolicy
-from hostweights.messages.failure import Code, HostWeightsError, Stage
+from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 from http_remote import http_remote, served
 from remote_kit import fetch, fetched, payload_files, policy, pushed
 from store_kit import assert_right_values, build, hit, make_identity, miss, names_under, open_store
@@ -188,6 +188,35 @@ def test_A16_a_server_without_ranges_that_sends_nothing_is_a_typed_timeout(remot
     with http_remote(remote, "no-ranges", "stall*") as url, pytest.raises(HostWeightsError) as failed:
         list(open_remote(policy(url, timeout_s=0.2)).stream(str(file.relative_to(remote))))
     assert failed.value.code is Code.DEADLINE_EXCEEDED
+
+
+def test_A16_a_server_without_ranges_that_trickles_is_a_typed_timeout(remote: Path, store: LocalStore) -> None:
+    with http_remote(remote, "no-ranges", "trickle*") as url, pytest.raises(HostWeightsError) as failed:
+        fetch(store, url, attempts=2, timeout_s=0.2)
+    assert (failed.value.failure.stage, failed.value.code) == (Stage.REMOTE, Code.DEADLINE_EXCEEDED)
+    assert failed.value.failure.retryable
+
+
+class OneByteMore(FsspecRemote):
+    """Knows no ranges; each answer goes one byte further than the one before, and is then too slow."""
+
+    reach = 0
+
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        raise error(Stage.REMOTE, Code.UNSUPPORTED, f"{path}: no {size_bytes} bytes from {offset}")
+
+    def stream(self, path: str) -> Generator[bytes, None, None]:
+        self.reach += 1
+        yield bytes(self.reach)
+        raise error(Stage.REMOTE, Code.DEADLINE_EXCEEDED, f"{path} took too long", retryable=True)
+
+
+def test_A16_attempts_end_although_each_brings_a_byte(tmp_path: Path) -> None:
+    remote = OneByteMore(fsspec.filesystem("file"), str(tmp_path), f"file://{tmp_path}", 1.0)
+    with ranges.range_reader(remote, 3, PlainBudget()) as reader, pytest.raises(HostWeightsError) as failed:
+        list(reader.chunks("weights", 0, 100))
+    assert failed.value.code is Code.DEADLINE_EXCEEDED
+    assert remote.reach == 3
 
 
 def test_A16_bytes_that_come_slowly_are_waited_for(remote: Path, store: LocalStore) -> None:
