@@ -14,6 +14,7 @@ from ..hwr.memory import mapped_memory, processes_mapping
 from ..hwr.packed.logical import logical_tensors
 from ..hwr.scrub import Reading
 from ..hwr.store import LocalStore
+from ..hwr.store_files import os_errors
 from ..hwr.upkeep import StoredGeneration
 from ..messages.base import Count, Digest, Generation, Name, Record, Seconds, SizeBytes, Text
 from ..messages.config import WaitPolicy
@@ -276,7 +277,7 @@ def existing_store(root: Path, budget: PlainBudget | None = None) -> Iterator[Up
     Raises domain_unavailable for a directory that holds no store, and what opening one raises.
     """
     place = root.absolute()
-    with suppress(PermissionError):
+    with os_errors(Stage.DOMAIN, f"look into {place}"), suppress(PermissionError):
         if not (place / RECORD_NAME).exists():
             what = "holds no store (it has no domain.json)" if place.is_dir() else "is no directory"
             text = f"{place} {what}; expected a root that was published into, as by: hostweights warm"

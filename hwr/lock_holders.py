@@ -42,11 +42,15 @@ def parse_locks(text: str, major: int, minor: int, inode: int) -> list[int]:
 
 
 def process_name(pid: int) -> str:
-    """The name of a process; empty where it cannot be looked at."""
+    """The name of a process; empty where it cannot be looked at.
+
+    Any process may call itself anything: what a terminal would obey is written as an escape.
+    """
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="backslashreplace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="backslashreplace").strip()
     except OSError:
         return ""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
 
 
 def describe_process(pid: int) -> str:

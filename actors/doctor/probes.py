@@ -25,7 +25,7 @@ from ...hwr.locks import acquire, open_lock_file
 from ...hwr.numa import memory_nodes
 from ...hwr.store_files import Place
 from ...hwr.trust import check_root
-from ...messages.failure import Code, HostWeightsError, Stage, error
+from ...messages.failure import Code, HostWeightsError, Stage, error, printable
 from .gpu_probes import probe_gpu
 from .readings import GpuReading, Readings
 
@@ -38,7 +38,7 @@ _MAX_GPUS: Final = 64
 def read_machine(root: Path) -> Readings:
     """Everything about the machine and a root that exists or not. Raises nothing: what fails stands in the readings."""
     place = root
-    while not place.is_dir() and place != place.parent:
+    while not os.path.isdir(place) and place != place.parent:  # noqa: PTH112  is_dir raises for a name too long
         place = place.parent
     space = os.statvfs(place)
     filesystem, filesystem_error = _filesystem(place, root)
@@ -47,13 +47,13 @@ def read_machine(root: Path) -> Readings:
     num_gpu_files = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     cupy, cupy_error = _cupy() if num_gpu_files or torch.cuda.is_available() else ("", "")
     return Readings(
-        root=str(root),
-        place=str(place),
-        mount=describe_mount(str(place)),
+        root=printable(str(root)),
+        place=printable(str(place)),
+        mount=printable(describe_mount(str(place))),
         filesystem=filesystem,
-        filesystem_error=filesystem_error,
-        write_error=write_error,
-        lock_error=lock_error,
+        filesystem_error=printable(filesystem_error),
+        write_error=printable(write_error),
+        lock_error=printable(lock_error),
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
         memlock_bytes=None if memlock_bytes == resource.RLIM_INFINITY else memlock_bytes,
@@ -83,8 +83,13 @@ def chosen_of(text: str) -> str:
 
 
 def _filesystem(place: Path, root: Path) -> tuple[str, str]:
-    if place != root and os.path.lexists(root):
-        return "", f"{root} is no directory"
+    try:
+        if place != root and root.lstat():
+            return "", f"{root} is no directory"
+    except FileNotFoundError:
+        pass  # it will be made
+    except OSError as failed:
+        return "", f"{root} cannot be looked at: {failed.strerror}"
     try:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -299,6 +299,24 @@ def test_E3_the_command_gives_a_table_and_json_and_an_exit_code(tmp_path: Path) 
     assert "-> choose a root on a local disk" in refused
 
 
+def test_E3_a_root_whose_name_is_no_text_is_told_by_escapes(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--json", "--root", os.fsdecode(os.fsencode(tmp_path) + b"/\xff")])
+
+    assert result.exit_code in (0, 1)
+    assert json.loads(result.output)["readings"]["root"] == f"{tmp_path}/\\udcff"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "file/store"])
+def test_E3_a_root_that_nobody_could_make_is_a_failure(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+
+    result = CliRunner().invoke(app, ["doctor", "--json", "--root", str(tmp_path / name)])
+
+    (verdict,) = (each for each in json.loads(result.output)["verdicts"] if each["feature"] == "filesystem")
+    assert (result.exit_code, verdict["state"]) == (1, "failure")
+    assert "cannot be looked at" in verdict["found"]
+
+
 def test_E3_the_table_shows_each_mend() -> None:
     console = Console(width=160)
     with console.capture() as captured:

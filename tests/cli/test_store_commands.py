@@ -120,6 +120,35 @@ def test_A15_list_names_the_processes_that_map_a_generation_with_their_share(sto
     assert as_json(store, "list")["entries"][0]["holders"] == []
 
 
+def test_A15_a_holder_that_calls_itself_what_a_terminal_obeys_is_shown_by_escapes(store: LocalStore) -> None:
+    key = publish(store, ONE)
+    code = f"""
+        import ctypes
+        lease = open_store(Path(sys.argv[1])).lookup(
+            make_identity({ONE!r}), Validation.METADATA, PlainBudget(), lease_id="c"
+        )
+        ctypes.CDLL(None).prctl(15, b"\\x1b[2J\\x07\\xc2\\x9b1m")
+        say("mapped")
+        wait_for_parent()
+    """
+    with Child(code, store.root) as child:
+        assert child.line() == "mapped"
+        name = r"\x1b[2J\x07\x9b1m"
+        (entry,) = as_json(store, "list")["entries"]
+        assert entry["holders"][0]["name"] == name
+        assert f"{child.pid} {name}" in done(store, "list")
+        assert f"process {child.pid} {name}:" in done(store, "show", key[:8])
+        child.tell()
+        child.end()
+
+
+def test_E2_a_root_whose_name_is_too_long_is_a_typed_failure(tmp_path: Path) -> None:
+    result = run(tmp_path / ("a" * 300), "list")
+    assert result.exit_code == 2
+    assert "File name too long" in result.stderr
+    assert "[domain/io_error]" in result.stderr
+
+
 def test_A15_an_empty_store_lists_nothing(store: LocalStore) -> None:
     assert done(store, "list").startswith("0 generations, 0 B (0 B condemned), 0 B reserved by builders; ")
 
