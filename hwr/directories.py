@@ -155,10 +155,15 @@ def _transformers_class(folder: Path, config: Json) -> _Found:
 
 
 def _refuse_code_from_elsewhere(folder: Path, config: Json) -> None:
-    """Refuse a configuration by which transformers would fetch a kernel from a hub and run it."""
+    """Refuse a configuration by which transformers would ask a hub: for a kernel to run, or for a backbone."""
     parts: list[Json] = [config]
     while parts:
-        for name, value in parts.pop().items():
+        part = parts.pop()
+        if _has_backbone_elsewhere(part):
+            text = f"{folder / 'config.json'} names the backbone {part['backbone']}, which transformers would ask a hub"
+            text += " for; that is never done here: put the backbone's own configuration into backbone_config"
+            raise error(Stage.SOURCE, Code.UNSUPPORTED, text, file=folder)
+        for name, value in part.items():
             if isinstance(value, Mapping):
                 parts.append(value)
             if not str(name).endswith(_IMPLEMENTATION):
@@ -169,6 +174,15 @@ def _refuse_code_from_elsewhere(folder: Path, config: Json) -> None:
                         f"{folder / 'config.json'} names code to fetch and run, {name} {each}, which is never done here"
                     )
                     raise error(Stage.SOURCE, Code.UNSUPPORTED, f"{text}; take the entry out", file=folder)
+
+
+def _has_backbone_elsewhere(part: Json) -> bool:
+    """Whether a backbone is named without its configuration, and not as one that timm has."""
+    named = part.get("backbone")
+    if not isinstance(named, str) or isinstance(part.get("backbone_config"), Mapping):
+        return False
+    of_timm = part.get("use_timm_backbone") is True and not part.get("backbone_kwargs")
+    return "/" in named or not (of_timm or part.get("model_type") == "timm_backbone")
 
 
 def _finished(found: _Found, source: Path, dtype: torch.dtype | None, memory: SourceMemory | None) -> ModelSource:
