@@ -6,6 +6,7 @@ is no business of the store: load the base weights and put it on top.
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .ownership import Ownership
 from .records import ModelRecord
 from .source import source_digest
+from .source_files import open_regular
 
 _RULE: Final = "lora-1"
 """w + scale * (B @ A), in float32, rounded once to w's dtype; another number for any other arithmetic."""
@@ -30,6 +32,8 @@ _DOWN: Final = ".lora_A.weight"
 _UP: Final = ".lora_B.weight"
 _ALPHA: Final = ".alpha"
 _PREFIXES: Final = ("base_model.model.", "transformer.", "")
+_MAX_CONFIG_BYTES: Final = 16 * 1024**2
+_LARGEST_SCALE: Final = torch.finfo(torch.float32).max
 _REFUSED: Final = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None, "bias": "none"}
 """Settings that mean another merge, by the value that does not."""
 
@@ -38,7 +42,7 @@ _REFUSED: Final = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "
 class Adapter:
     """A LoRA on disk: a safetensors file, or a PEFT directory, merged with ``strength`` times its own scale."""
 
-    path: Path
+    path: str | Path
     strength: float = 1.0
 
 
@@ -88,11 +92,12 @@ def open_adapter(adapter: Adapter, names: Iterable[str], budget: Budget) -> Open
     """Open an adapter for a model that stores the tensors ``names``.
 
     Raises HostWeightsError: coverage_incomplete when one of the adapter's tensors belongs to no stored weight, naming
-    it; unsupported for settings that mean another merge; source_missing and source_corrupt.
+    it; unsupported for settings that mean another merge or make no number of its scale; source_missing and
+    source_corrupt.
     """
-    settings = _settings(adapter.path)
-    directory = adapter.path.is_dir()
-    checkpoint = open_checkpoint(adapter.path / _WEIGHTS_NAME if directory else adapter.path)
+    path = Path(adapter.path)
+    settings = _settings(path)
+    checkpoint = open_checkpoint(path / _WEIGHTS_NAME if path.is_dir() else path)
     pairs = _pairs(checkpoint, settings, adapter.strength, set(names), budget)
     rows = sorted((name, pair.down, pair.up, pair.scale.hex()) for name, pair in pairs.items())
     content = source_digest(checkpoint, None, budget)
@@ -115,9 +120,7 @@ def _pairs(
         if name is None or up not in checkpoint.tensors or name in pairs:
             continue
         rank = found.stored.shape[0] if found.stored.shape else 0
-        alpha = _alpha(checkpoint, lead, settings, rank, budget)
-        divisor = math.sqrt(rank) if settings.get("use_rslora") is True else rank
-        pairs[name] = _Pair(key, up, strength * alpha / max(divisor, 1))
+        pairs[name] = _Pair(key, up, _scale(checkpoint, lead, settings, strength, rank, budget))
         used |= {key, up, lead + _ALPHA}
     left = sorted(set(checkpoint.tensors) - used)
     if left or not pairs:
@@ -132,9 +135,28 @@ def _target(lead: str, names: set[str]) -> str | None:
     return next((name for name in candidates if name in names), None)
 
 
+def _scale(
+    checkpoint: Checkpoint, lead: str, settings: dict[str, object], strength: float, rank: int, budget: Budget
+) -> float:
+    divisor = math.sqrt(rank) if settings.get("use_rslora") is True else rank
+    try:
+        scale = strength * _alpha(checkpoint, lead, settings, rank, budget) / max(divisor, 1)
+    except OverflowError:
+        scale = math.inf
+    if not abs(scale) <= _LARGEST_SCALE:  # nor is NaN
+        text = f"gives {lead} the scale {scale} at strength {strength}, which is no finite number"
+        raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+    return scale
+
+
 def _alpha(checkpoint: Checkpoint, lead: str, settings: dict[str, object], rank: int, budget: Budget) -> float:
-    if lead + _ALPHA in checkpoint.tensors:
-        return float(checkpoint.read(lead + _ALPHA, budget).float().item())
+    key = lead + _ALPHA
+    if key in checkpoint.tensors:
+        shape = checkpoint.tensors[key].stored.shape
+        if math.prod(shape) != 1:
+            text = f"has {key} of shape {list(shape)}, expected one number"
+            raise _refused(checkpoint.root, text, Code.SOURCE_CORRUPT)
+        return checkpoint.read(key, budget).float().item()
     stated = settings.get("lora_alpha")
     return float(stated) if isinstance(stated, int | float) else float(rank)
 
@@ -142,11 +164,13 @@ def _alpha(checkpoint: Checkpoint, lead: str, settings: dict[str, object], rank:
 def _settings(path: Path) -> dict[str, object]:
     """The PEFT settings beside the weights, empty without any."""
     file = path / _CONFIG_NAME if path.is_dir() else path.parent / _CONFIG_NAME
-    try:
-        found: object = json.loads(file.read_bytes())
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         return {}
-    except (OSError, ValueError) as problem:
+    with open_regular(file) as (descriptor, _), open(descriptor, "rb", closefd=False) as stream:
+        text = stream.read(_MAX_CONFIG_BYTES)
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise _refused(file, f"cannot be read: {problem}", Code.SOURCE_CORRUPT) from problem
     if not isinstance(found, dict):
         raise _refused(file, "holds no settings", Code.SOURCE_CORRUPT)

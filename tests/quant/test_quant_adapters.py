@@ -1,7 +1,9 @@
 """A3: a merged adapter is part of the identity; an overlay stays outside."""
 
 import json
+import os
 from pathlib import Path
+from typing import Final
 
 import anyio.to_thread
 import pytest
@@ -143,3 +145,52 @@ def test_A3_a_rank_merges_no_whole_factor(checkpoint: Path, tmp_path: Path) -> N
             record=record,
             adapter=Adapter(lora(tmp_path / "lora")),
         )
+
+
+UP: Final = "base_model.model.blocks.0.up"
+
+
+@pytest.mark.parametrize(
+    ("settings", "extra", "code"),
+    [
+        ("[" * 200_000, {}, Code.SOURCE_CORRUPT),
+        ('{"lora_alpha": 1' + "0" * 400 + "}", {}, Code.UNSUPPORTED),
+        ('{"lora_alpha": NaN}', {}, Code.UNSUPPORTED),
+        ('{"lora_alpha": 1e40}', {}, Code.UNSUPPORTED),
+        ("{}", {f"{UP}.alpha": torch.ones(3)}, Code.SOURCE_CORRUPT),
+        ("{}", {f"{UP}.alpha": torch.tensor(float("inf"))}, Code.UNSUPPORTED),
+    ],
+)
+def test_A3_an_adapter_that_makes_no_sense_is_refused_by_name(
+    checkpoint: Path, tmp_path: Path, settings: str, extra: dict[str, torch.Tensor], code: Code
+) -> None:
+    folder = lora(tmp_path / "lora", factors() | extra)
+    (folder / "adapter_config.json").write_text(settings)
+    with pytest.raises(HostWeightsError, match=r"lora") as refused:
+        warm(Config(root=str(tmp_path / "store")), factory, checkpoint, adapter=Adapter(folder))
+    assert refused.value.code is code
+
+
+@pytest.mark.parametrize("strength", [float("nan"), float("inf"), 10**400], ids=["nan", "inf", "huge"])
+def test_A3_a_strength_that_is_no_finite_number_is_refused(checkpoint: Path, tmp_path: Path, strength: float) -> None:
+    adapter = Adapter(lora(tmp_path / "lora"), strength)
+    with pytest.raises(HostWeightsError, match="no finite number") as refused:
+        warm(Config(root=str(tmp_path / "store")), factory, checkpoint, adapter=adapter)
+    assert refused.value.code is Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_S_a_pipe_in_place_of_an_adapters_settings_is_refused(checkpoint: Path, tmp_path: Path, single: bool) -> None:
+    folder = lora(tmp_path / "lora")
+    (folder / "adapter_config.json").unlink()
+    os.mkfifo(folder / "adapter_config.json")
+    adapter = Adapter(folder / "adapter_model.safetensors" if single else folder)
+    with pytest.raises(HostWeightsError, match="is not a regular file") as refused:
+        warm(Config(root=str(tmp_path / "store")), factory, checkpoint, adapter=adapter)
+    assert refused.value.code is Code.SOURCE_MISSING
+
+
+def test_A3_an_adapters_path_may_be_text(checkpoint: Path, tmp_path: Path) -> None:
+    config, folder = Config(root=str(tmp_path / "store")), lora(tmp_path / "lora")
+    made = warm(config, factory, checkpoint, adapter=Adapter(str(folder)))
+    assert warm(config, factory, checkpoint, adapter=Adapter(folder)).key == made.key
