@@ -83,7 +83,7 @@ def warm(
     checkpoint = open_checkpoint(Path(source))
     stored = ownership if fp8 is None else fp8.base
     plan = plan_ownership(stored, record, checkpoint, budget)
-    merged = None if adapter is None else open_for(adapter, stored, record, budget)
+    merged = None if adapter is None else open_for(adapter, skeleton, stored, record, budget)
     adaptation = None if merged is None else merged.identity
     store = LocalStore.open(Path(config.root), config.wait, budget, config.capacity)
     try:

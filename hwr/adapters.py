@@ -6,6 +6,7 @@ is no business of the store: load the base weights and put it on top.
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 
 import torch
 from blake3 import blake3
+from torch import nn
 
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
@@ -20,7 +22,9 @@ from ..messages.identity import AdaptationIdentity, AdaptationKind
 from .checkpoint import Checkpoint, open_checkpoint
 from .ownership import Ownership
 from .records import ModelRecord
+from .safetensors_header import read_header
 from .source import source_digest
+from .source_files import open_regular
 
 _RULE: Final = "lora-1"
 """w + scale * (B @ A), in float32, rounded once to w's dtype; another number for any other arithmetic."""
@@ -30,25 +34,52 @@ _DOWN: Final = ".lora_A.weight"
 _UP: Final = ".lora_B.weight"
 _ALPHA: Final = ".alpha"
 _PREFIXES: Final = ("base_model.model.", "transformer.", "")
-_REFUSED: Final = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None, "bias": "none"}
-"""Settings that mean another merge, by the value that does not."""
+_CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
+"""By its name: only who has one imported transformers."""
+_HEADER_KEY: Final = "lora_adapter_metadata"
+"""Where diffusers writes the settings into the header of the weights, by the names of the pipeline's parts."""
+_HEADER_PART: Final = "transformer."
+_MAX_CONFIG_BYTES: Final = 16 * 1024**2
+_LARGEST_SCALE: Final = torch.finfo(torch.float32).max
+_REFUSED: Final = {
+    "peft_type": "LORA",
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "bias": "none",
+    "lora_bias": False,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "monteclora_config": None,
+    "layer_replication": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+}
+"""Settings that mean another merge, by the value that does not; nor does an empty one."""
+_PLAIN_STARTS: Final = frozenset({"true", "false", "none", "gaussian", "eva", "orthogonal", "mica"})
+"""The values of ``init_lora_weights`` that leave the base weights as they were; PiSSA and others subtract from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRA on disk: a safetensors file, or a PEFT directory, merged with ``strength`` times its own scale."""
 
-    path: Path
+    path: str | Path
     strength: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The two factors of one weight's change, by their keys."""
+    """The two factors of one weight's change, by their keys; ``transposed`` if the weight lies [in, out]."""
 
     down: str
     up: str
     scale: float
+    transposed: bool
 
 
 class OpenAdapter:
@@ -69,32 +100,41 @@ class OpenAdapter:
             return weight
         down, up = (self._checkpoint.read(key, budget).float() for key in (pair.down, pair.up))
         rank = down.shape[0] if down.dim() else 0
-        fitting = [(weight.shape[0], rank), (rank, weight.shape[-1])] if weight.dim() == 2 else []
+        outputs_inputs = tuple(weight.shape[::-1] if pair.transposed else weight.shape)
+        fitting = [(outputs_inputs[0], rank), (rank, outputs_inputs[1])] if weight.dim() == 2 else []
         if [tuple(up.shape), tuple(down.shape)] != fitting:
             text = f"the adapter's {pair.up} {list(up.shape)} and {pair.down} {list(down.shape)} make no change of "
             raise error(Stage.PLANNING, Code.SHAPE_MISMATCH, f"{text}{name} {list(weight.shape)}", tensor=name)
-        return weight.float().addmm_(up, down, alpha=pair.scale).to(weight.dtype)
+        left, right = (down.T, up.T) if pair.transposed else (up, down)
+        return weight.float().addmm_(left, right, alpha=pair.scale).to(weight.dtype)
 
 
-def open_for(adapter: Adapter, stored: Ownership, record: ModelRecord, budget: Budget) -> OpenAdapter:
+def open_for(
+    adapter: Adapter, module: nn.Module, stored: Ownership, record: ModelRecord, budget: Budget
+) -> OpenAdapter:
     """Open an adapter for a model; also raises unsupported for one rank's share, which no whole factor fits."""
     if record.tp_size > 1:
         text = "an adapter is merged into whole weights, and this is one rank's share of them; merge it first"
         raise error(Stage.PLANNING, Code.UNSUPPORTED, text)
-    return open_adapter(adapter, (tensor.name for tensor in stored.tensors), budget)
+    return open_adapter(adapter, module, (tensor.name for tensor in stored.tensors), budget)
 
 
-def open_adapter(adapter: Adapter, names: Iterable[str], budget: Budget) -> OpenAdapter:
+def open_adapter(adapter: Adapter, module: nn.Module, names: Iterable[str], budget: Budget) -> OpenAdapter:
     """Open an adapter for a model that stores the tensors ``names``.
 
+    Settings are PEFT's: in ``adapter_config.json`` beside the weights, or in their header as diffusers writes them.
+
     Raises HostWeightsError: coverage_incomplete when one of the adapter's tensors belongs to no stored weight, naming
-    it; unsupported for settings that mean another merge; source_missing and source_corrupt.
+    it; unsupported for settings that mean another merge or make no number of its scale; source_missing and
+    source_corrupt.
     """
-    settings = _settings(adapter.path)
-    directory = adapter.path.is_dir()
-    checkpoint = open_checkpoint(adapter.path / _WEIGHTS_NAME if directory else adapter.path)
-    pairs = _pairs(checkpoint, settings, adapter.strength, set(names), budget)
-    rows = sorted((name, pair.down, pair.up, pair.scale.hex()) for name, pair in pairs.items())
+    path = Path(adapter.path)
+    checkpoint = open_checkpoint(path / _WEIGHTS_NAME if path.is_dir() else path)
+    settings = _settings(path, checkpoint)
+    pairs = _pairs(checkpoint, settings, adapter.strength, module, set(names), budget)
+    rows = sorted(
+        (name, pair.down, pair.up, pair.scale.hex(), *["transposed"] * pair.transposed) for name, pair in pairs.items()
+    )
     content = source_digest(checkpoint, None, budget)
     fingerprint = blake3(json.dumps([content, rows], separators=(",", ":")).encode()).hexdigest()
     identity = AdaptationIdentity(kind=AdaptationKind.MERGED, fingerprint=fingerprint, merge_rule=_RULE)
@@ -102,8 +142,14 @@ def open_adapter(adapter: Adapter, names: Iterable[str], budget: Budget) -> Open
 
 
 def _pairs(
-    checkpoint: Checkpoint, settings: dict[str, object], strength: float, names: set[str], budget: Budget
+    checkpoint: Checkpoint,
+    settings: dict[str, object],
+    strength: float,
+    module: nn.Module,
+    names: set[str],
+    budget: Budget,
 ) -> dict[str, _Pair]:
+    parts = dict(module.named_modules())
     pairs: dict[str, _Pair] = {}
     used: set[str] = set()
     for key, found in checkpoint.tensors.items():
@@ -115,9 +161,14 @@ def _pairs(
         if name is None or up not in checkpoint.tensors or name in pairs:
             continue
         rank = found.stored.shape[0] if found.stored.shape else 0
-        alpha = _alpha(checkpoint, lead, settings, rank, budget)
-        divisor = math.sqrt(rank) if settings.get("use_rslora") is True else rank
-        pairs[name] = _Pair(key, up, strength * alpha / max(divisor, 1))
+        transposed = _lies_transposed(parts.get(name.removesuffix(".weight")))
+        if transposed is None:
+            square = checkpoint.tensors[up].stored.shape[:1] == found.stored.shape[1:]
+            if square and settings.get("fan_in_fan_out"):
+                text = f"has fan_in_fan_out, and {name} belongs to no Linear or Conv1D that would tell how it lies"
+                raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+        scale = _scale(checkpoint, lead, settings, strength, rank, budget)
+        pairs[name] = _Pair(key, up, scale, transposed is True)
         used |= {key, up, lead + _ALPHA}
     left = sorted(set(checkpoint.tensors) - used)
     if left or not pairs:
@@ -132,27 +183,92 @@ def _target(lead: str, names: set[str]) -> str | None:
     return next((name for name in candidates if name in names), None)
 
 
-def _alpha(checkpoint: Checkpoint, lead: str, settings: dict[str, object], rank: int, budget: Budget) -> float:
-    if lead + _ALPHA in checkpoint.tensors:
-        return float(checkpoint.read(lead + _ALPHA, budget).float().item())
-    stated = settings.get("lora_alpha")
-    return float(stated) if isinstance(stated, int | float) else float(rank)
+def _lies_transposed(part: nn.Module | None) -> bool | None:
+    """Whether a layer's weight lies [in, out], which decides and not ``fan_in_fan_out``; None if nobody knows."""
+    if isinstance(part, nn.Linear):
+        return False
+    conv1d = any((kind.__module__, kind.__name__) == _CONV1D for kind in type(part).__mro__)
+    return True if conv1d else None
 
 
-def _settings(path: Path) -> dict[str, object]:
-    """The PEFT settings beside the weights, empty without any."""
-    file = path / _CONFIG_NAME if path.is_dir() else path.parent / _CONFIG_NAME
+def _scale(
+    checkpoint: Checkpoint, lead: str, settings: dict[str, object], strength: float, rank: int, budget: Budget
+) -> float:
+    divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
     try:
-        found: object = json.loads(file.read_bytes())
-    except FileNotFoundError:
+        scale = strength * _alpha(checkpoint, lead, settings, rank, budget) / max(divisor, 1)
+    except OverflowError:
+        scale = math.inf
+    if not abs(scale) <= _LARGEST_SCALE:  # nor is NaN
+        text = f"gives {lead} the scale {scale} at strength {strength}, which is no finite number"
+        raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+    return scale
+
+
+def _alpha(checkpoint: Checkpoint, lead: str, settings: dict[str, object], rank: int, budget: Budget) -> float:
+    key = lead + _ALPHA
+    stated = settings.get("lora_alpha", rank)
+    if not isinstance(stated, int | float):
+        raise _refused(checkpoint.root, f"has lora_alpha {stated!r}, expected a number", Code.UNSUPPORTED)
+    if key not in checkpoint.tensors:
+        return float(stated)
+    shape = checkpoint.tensors[key].stored.shape
+    if math.prod(shape) != 1:
+        raise _refused(checkpoint.root, f"has {key} of shape {list(shape)}, expected one number", Code.SOURCE_CORRUPT)
+    found = checkpoint.read(key, budget).float().item()
+    if "lora_alpha" in settings and stated != found:
+        raise _refused(checkpoint.root, f"has lora_alpha {stated} and {key} {found}", Code.UNSUPPORTED)
+    return found
+
+
+def _settings(path: Path, checkpoint: Checkpoint) -> dict[str, object]:
+    """The settings beside the weights and those in their header, empty without any; refuses what is no plain LoRA."""
+    file = path / _CONFIG_NAME if path.is_dir() else path.parent / _CONFIG_NAME
+    beside, inside = _beside(file), _inside(checkpoint)
+    for place, found in ((file, beside), (checkpoint.files[0].path, inside)):
+        start = found.get("init_lora_weights", True)
+        if str(start).lower() not in _PLAIN_STARTS:
+            raise _refused(place, f"has init_lora_weights {start!r}, which changed the base weights", Code.UNSUPPORTED)
+        for name, plain in _REFUSED.items():
+            if found.get(name) and found[name] != plain:
+                text = f"has {name} {found[name]!r}, which is not a plain LoRA"
+                raise _refused(place, text, Code.UNSUPPORTED)
+    for name in ("lora_alpha", "use_rslora"):
+        if name in beside and name in inside and beside[name] != inside[name]:
+            text = f"has {name} {beside[name]!r}, and the header of the weights {inside[name]!r}"
+            raise _refused(file, text, Code.UNSUPPORTED)
+    return beside | inside
+
+
+def _beside(file: Path) -> dict[str, object]:
+    """What PEFT writes."""
+    if not os.path.lexists(file):
         return {}
-    except (OSError, ValueError) as problem:
-        raise _refused(file, f"cannot be read: {problem}", Code.SOURCE_CORRUPT) from problem
+    with open_regular(file) as (descriptor, _), open(descriptor, "rb", closefd=False) as stream:
+        return _decoded(file, stream.read(_MAX_CONFIG_BYTES))
+
+
+def _inside(checkpoint: Checkpoint) -> dict[str, object]:
+    """What diffusers writes: of the one part that can be merged here, or of a model that was saved alone."""
+    metadata = [(file.path, read_header(Path(file.stamp.path)).metadata) for file in checkpoint.files]
+    stated = [(file, _decoded(file, each[_HEADER_KEY])) for file, each in metadata if _HEADER_KEY in each]
+    if not stated:
+        return {}
+    file, found = stated[0]
+    part = {name.removeprefix(_HEADER_PART): value for name, value in found.items() if name.startswith(_HEADER_PART)}
+    settings = part or {name: value for name, value in found.items() if "." not in name}
+    if any(other != found for _, other in stated) or (found and not settings):
+        raise _refused(file, f"has other parts' settings in its {_HEADER_KEY}", Code.UNSUPPORTED)
+    return settings
+
+
+def _decoded(file: Path, text: str | bytes) -> dict[str, object]:
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise _refused(file, f"has settings that cannot be read: {problem}", Code.SOURCE_CORRUPT) from problem
     if not isinstance(found, dict):
         raise _refused(file, "holds no settings", Code.SOURCE_CORRUPT)
-    for name, plain in _REFUSED.items():
-        if found.get(name, plain) not in (plain, None):
-            raise _refused(file, f"has {name} {found[name]!r}, which is not a plain LoRA", Code.UNSUPPORTED)
     return found
 
 

@@ -11,6 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from ..messages.base import Digest
+from ..messages.failure import Code, Stage, error
 from .cache_files import read_start, replace_file
 from .checkpoint_files import resolve_link, select_files
 from .digest_cache import SETTLED_NS
@@ -52,7 +53,7 @@ def source_fingerprint(path: Path) -> Fingerprint:
     """The fingerprint of the checkpoint at a path; opens its index if it has one, and no weight file.
 
     Covered are, for each file, its name, where links lead, size, device, inode, mtime and ctime, and the index's
-    assignment. Raises like ``open_checkpoint`` when there is nothing to load.
+    assignment. Raises like ``open_checkpoint`` when there is nothing to load, or the index is no good.
     """
     selection = select_files(path)
     rows: list[tuple[str, str, int, int, int, int, int]] = []
@@ -69,7 +70,11 @@ def source_fingerprint(path: Path) -> Fingerprint:
         rows.append((os.fsencode(name).hex(), where, status.st_size, status.st_dev, status.st_ino, *times))
     assignment = sorted((selection.assignment or {}).items())
     root = os.fsencode(selection.root).hex()
-    content = msgspec.json.encode((_FORMAT, root, rows, assignment))
+    try:
+        content = msgspec.json.encode((_FORMAT, root, rows, assignment))
+    except UnicodeEncodeError as problem:
+        text = f"the index of {path} holds a name that is no valid Unicode: {problem}; correct it"
+        raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=path) from problem
     place = msgspec.json.encode((root, [row[:2] for row in rows]))
     return Fingerprint(blake3(content).hexdigest(), changed_ns, blake3(place).hexdigest())
 

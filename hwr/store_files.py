@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -204,15 +205,36 @@ def list_names(place: Place) -> list[str]:
 
 
 def remove_tree(parent: Place, name: str) -> None:
-    """Remove a directory and all it holds, never through a symbolic link; harmless if it is gone. Raises OSError."""
+    """Remove a directory and all it holds, never through a symbolic link; harmless if it is gone. Raises OSError.
+
+    A directory further down is first moved up into ``name``, so that no depth costs stack or descriptors.
+    """
     try:
-        with opened_within(parent, name) as place:
-            make_writable(place.fd)
-            for member in list_names(place):
-                _remove_member(place, member)
+        with opened_within(parent, name) as top:
+            make_writable(top.fd)
+            left = _remove_files(top)
+            while left:
+                left += _flatten(top, left.pop())
         files().rmdir(name, dir_fd=parent.fd)
     except FileNotFoundError:
         return
+
+
+def _flatten(top: Place, name: str) -> list[str]:
+    """Remove a directory in ``top`` and the files in it; returns the names that the directories in it have now."""
+    lifted: list[str] = []
+    with suppress(FileNotFoundError), opened_within(top, name) as place:
+        make_writable(place.fd)
+        for inner in _remove_files(place):
+            with suppress(FileNotFoundError):
+                with opened_within(place, inner) as moving:
+                    make_writable(moving.fd)  # moving a directory needs write permission on it
+                fresh = secrets.token_hex(16)
+                files().rename(inner, fresh, src_dir_fd=place.fd, dst_dir_fd=top.fd)
+                lifted.append(fresh)
+    with suppress(FileNotFoundError):
+        files().rmdir(name, dir_fd=top.fd)
+    return lifted
 
 
 def make_writable(fd: int) -> None:
@@ -221,13 +243,17 @@ def make_writable(fd: int) -> None:
         files().fchmod(fd, stat.S_IMODE(files().fstat(fd).st_mode) | 0o700)
 
 
-def _remove_member(place: Place, name: str) -> None:
-    try:
-        files().unlink(name, dir_fd=place.fd)
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        remove_tree(place, name)
+def _remove_files(place: Place) -> list[str]:
+    """Remove all in an open directory that is no directory; returns the names of those."""
+    directories: list[str] = []
+    for name in list_names(place):
+        try:
+            files().unlink(name, dir_fd=place.fd)
+        except FileNotFoundError:
+            continue
+        except IsADirectoryError:
+            directories.append(name)
+    return directories
 
 
 def make_directory(parent: Place, name: str, mode: int) -> None:

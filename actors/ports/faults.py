@@ -1,4 +1,9 @@
-"""What a user's code, torch or a device raises becomes a failure that is an answer; only a bug here stops an actor."""
+"""What one request's model, checkpoint or files raise becomes a failure that is its answer; only a bug stops an actor.
+
+A port's call that works on one request's input is ``answered`` as a whole: it runs on a worker thread, beside those of
+other models, and none of these may end because of what lies in a file. What a call tears when it fails (a commit, a
+detach, a lease that cannot be closed), and what an actor does on the loop, are left to supervision.
+"""
 
 import traceback
 from collections.abc import Iterator

@@ -61,6 +61,10 @@ class LocalLoader:
         The digest of a checkpoint that nobody touched since it was made is remembered: then no weight file is opened.
         """
         entry = self._resources.models.get(effect.model_id)
+        with answered(Stage.PLANNING, Code.MODEL_FAILED, f"the model of {entry.source} could not be identified"):
+            return self._identify(entry, effect.model_id, budget)
+
+    def _identify(self, entry: ModelEntry, model_id: str, budget: Budget) -> Identified:
         prepared = _prepare(entry, self._representation)
         entry.fingerprint = fingerprint = source_fingerprint(entry.source)
         directory = self._digest_directory(budget)
@@ -76,7 +80,7 @@ class LocalLoader:
         adaptation = _adaptation(entry, prepared, budget)
         identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
         identity = identity_to_use(identity, self._packing, prepared.ownership)
-        producer_id = checkpoint_producer_id(effect.model_id)
+        producer_id = checkpoint_producer_id(model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
 
@@ -87,7 +91,8 @@ class LocalLoader:
         prepared = entry.need_prepared()
         lease = self._resources.leases.get(effect.lease_id).lease
         found, prepared.found = prepared.found, None
-        entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
+        with answered(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, f"the model does not fit the artifact {lease.path}"):
+            entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
         if entry.agreement is not None:
             entry.agreement.hit()
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
@@ -105,17 +110,20 @@ class LocalLoader:
 
     def load_canonical(self, effect: LoadCanonical, budget: Budget) -> CanonicalLoaded:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
-        from .sources import fill, open_source
-
         entry = self._resources.models.get(effect.model_id)
         if entry.agreement is not None:
             entry.agreement.miss()
         if effect.fresh:
             entry.prepared = None
+        with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
+            return self._load_canonical(entry, budget)
+
+    def _load_canonical(self, entry: ModelEntry, budget: Budget) -> CanonicalLoaded:
+        from .sources import fill, open_source
+
         prepared = entry.prepared or _prepare(entry, self._representation)
         source = open_source(entry, prepared, budget)
-        with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
-            loaded_bytes = fill(entry, prepared, source, budget)
+        loaded_bytes = fill(entry, prepared, source, budget)
         prepared.found = None
         _validate(prepared)
         entry.watch = WriteWatch(prepared.module)

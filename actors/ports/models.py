@@ -4,8 +4,10 @@ from contextlib import ExitStack
 
 from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
+from ...messages.failure import Code, Stage
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
 from ..resources import Resources
+from .faults import answered
 
 
 class LocalModels:
@@ -16,6 +18,10 @@ class LocalModels:
 
     def register(self, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
         """Enter a producer: the one made when the model was loaded, or a new one between two forwards."""
+        with answered(Stage.PRODUCTION, Code.PRODUCER_FAILED, f"model {effect.model_id} could not be published"):
+            return self._register(effect, budget)
+
+    def _register(self, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
         entry = self._resources.models.get(effect.model_id)
         entry.require_untouched("publishing it")
         producer = entry.producer

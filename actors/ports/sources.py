@@ -40,7 +40,7 @@ def read_digest(entry: ModelEntry, prepared: Prepared, directory: Path | None, b
 def open_adapter(entry: ModelEntry, prepared: Prepared, budget: Budget) -> OpenAdapter | None:
     """The adapter to be merged, opened once; None for base weights."""
     if entry.adapter is not None and prepared.adapter is None:
-        prepared.adapter = open_for(entry.adapter, prepared.stored, prepared.record, budget)
+        prepared.adapter = open_for(entry.adapter, prepared.module, prepared.stored, prepared.record, budget)
     return prepared.adapter
 
 

@@ -1,17 +1,18 @@
 """The StoreActor's port: one local store, opened by the first call that needs it."""
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...hwr.contract import Lease, Miss
 from ...hwr.identity import artifact_key
 from ...hwr.packed.logical import is_packed, logical_tensors
 from ...hwr.store import LocalStore
+from ...hwr.store_files import os_errors
 from ...messages.budget import Budget
 from ...messages.config import Config
-from ...messages.failure import HostWeightsError, printable
+from ...messages.failure import Code, HostWeightsError, Stage, printable
 from ...messages.store import (
     BuildArtifact,
     FetchArtifact,
@@ -26,6 +27,7 @@ from ...messages.store import (
     Released,
 )
 from ..resources import LeaseEntry, Resources
+from .faults import answered
 
 
 class LocalStorePort:
@@ -41,40 +43,43 @@ class LocalStorePort:
 
     def lookup(self, effect: LookupArtifact, budget: Budget) -> Leased | Missed:
         """Look up, validate, lease, and enter the lease into the resource table."""
-        store = self._open(budget)
-        found = store.lookup(effect.identity, effect.validation, budget, lease_id=effect.lease_id)
-        if isinstance(found, Miss):
-            return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
-        return Leased(lease=self._enter(found))
+        with _answered(Stage.LOOKUP, Code.DOMAIN_UNAVAILABLE, "look up an artifact"):
+            store = self._open(budget)
+            found = store.lookup(effect.identity, effect.validation, budget, lease_id=effect.lease_id)
+            if isinstance(found, Miss):
+                return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
+            return Leased(lease=self._enter(found))
 
     def fetch(self, effect: FetchArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased | Missed:
         """Bring the artifact from the configured remote or join, lease, and enter the lease into the resource table."""
         from ...hwr.remote.fsspec_remote import open_remote
 
-        store, policy = self._open(budget), self._config.remote
-        found = store.fetch(
-            effect.identity,
-            open_remote(policy),
-            policy.attempts,
-            effect.validation,
-            budget,
-            progress,
-            lease_id=effect.lease_id,
-        )
-        if isinstance(found, Miss):
-            return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
-        return Leased(lease=self._enter(found.lease), built=found.built, joined=found.joined)
+        with _answered(Stage.REMOTE, Code.PUBLICATION_FAILED, "fetch an artifact"):
+            store, policy = self._open(budget), self._config.remote
+            found = store.fetch(
+                effect.identity,
+                open_remote(policy),
+                policy.attempts,
+                effect.validation,
+                budget,
+                progress,
+                lease_id=effect.lease_id,
+            )
+            if isinstance(found, Miss):
+                return Missed(key=artifact_key(effect.identity), condemned=found.condemned)
+            return Leased(lease=self._enter(found.lease), built=found.built, joined=found.joined)
 
     def build(self, effect: BuildArtifact, budget: Budget, progress: Callable[[int, int], None]) -> Leased:
         """Build or join, lease, and enter the lease into the resource table."""
-        store = self._open(budget)
-        producer = self._producers.get(effect.producer_id)
-        if is_packed(effect.identity):
-            from ...hwr.packed.producer import PackingProducer
+        with _answered(Stage.PRODUCTION, Code.PUBLICATION_FAILED, "build an artifact"):
+            store = self._open(budget)
+            producer = self._producers.get(effect.producer_id)
+            if is_packed(effect.identity):
+                from ...hwr.packed.producer import PackingProducer
 
-            producer = PackingProducer(producer, budget)
-        result = store.build(effect.identity, producer, effect.validation, budget, progress, lease_id=effect.lease_id)
-        return Leased(lease=self._enter(result.lease), built=result.built, joined=result.joined)
+                producer = PackingProducer(producer, budget)
+            done = store.build(effect.identity, producer, effect.validation, budget, progress, lease_id=effect.lease_id)
+            return Leased(lease=self._enter(done.lease), built=done.built, joined=done.joined)
 
     def close(self, lease_id: str) -> Released:
         """Close a lease; one that is held stays, and the refusal names its holders."""
@@ -112,7 +117,7 @@ class LocalStorePort:
 
     def digest_directory(self, budget: Budget) -> Path | None:
         """Where source digests are remembered; None while the store cannot be opened, which lookups will report."""
-        with suppress(HostWeightsError):
+        with suppress(HostWeightsError), _answered(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, "open the store"):
             return self._open(budget).root / "digests"
         return None
 
@@ -155,3 +160,10 @@ class LocalStorePort:
             lease.close()
             raise
         return info
+
+
+@contextmanager
+def _answered(stage: Stage, code: Code, doing: str) -> Iterator[None]:
+    """What one artifact's files raise is the answer to its request: an OSError by its kind, else ``code``."""
+    with answered(stage, code, f"could not {doing}"), os_errors(stage, doing):
+        yield

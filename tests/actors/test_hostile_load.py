@@ -13,8 +13,10 @@ import torch
 from msgspec.structs import replace
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, ProductionPolicy, RuntimePolicy
+from hostweights.actors.resources import ModelEntry
 from hostweights.hwr.records import ModelRecord
-from hostweights.messages.config import Validation, WaitPolicy
+from hostweights.hwr.store import LocalStore
+from hostweights.messages.config import RemotePolicy, Validation, WaitPolicy
 from hostweights.messages.report import Outcome
 from small_disk import small_disk_at
 from tiny_model import Tiny, factory, make_checkpoint, plain, run
@@ -311,3 +313,102 @@ async def test_D2_an_infinite_timeout_is_none(tmp_path: Path) -> None:
     async with HostWeights(config(tmp_path)) as host:
         model = await host.load(factory(), source, timeout_s=float("inf"))
         assert torch.equal(run(model.module), plain(source))
+
+
+async def test_B2_a_record_that_cannot_be_written_down_fails_its_own_load_only(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    record = ModelRecord(record_id="tiny", version=1, component="tiny", blocks=("blocks",))
+    odd_rename = replace(record, renames=(("", "\ud800"), ("", "")))
+    no_blocks = replace(record, blocks=3)
+    async with HostWeights(config(tmp_path)) as host:
+        for broken in (odd_rename, no_blocks):
+            with pytest.raises(HostWeightsError, match="could not be identified") as caught:
+                await host.load(factory(), source, record=broken)
+            assert caught.value.code is Code.MODEL_FAILED
+            with pytest.raises(HostWeightsError):
+                await host.load(factory(), source, record=no_blocks, mode=Mode.DISABLED)
+            await serves(host, source)
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
+
+
+@pytest.mark.parametrize("problem", [RecursionError("too deep"), OSError(5, "Input/output error"), MemoryError()])
+@pytest.mark.parametrize("mode", [Mode.PREFERRED, Mode.REQUIRED])
+async def test_A9_what_a_lookup_trips_over_ends_its_own_load_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, mode: Mode
+) -> None:
+    source = make_checkpoint(tmp_path)
+    code = Code.IO_ERROR if isinstance(problem, OSError) else Code.DOMAIN_UNAVAILABLE
+    async with HostWeights(config(tmp_path)) as host:
+        await serves(host, source)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "lookup", fails(problem))
+            if mode is Mode.PREFERRED:
+                model = await host.load(factory(), source)
+                assert model.report.outcome is Outcome.CANONICAL
+                assert torch.equal(run(model.module), plain(source))
+                assert [each.failure.code for each in model.report.attempts if each.failure is not None] == [code]
+            else:
+                with pytest.raises(HostWeightsError, match="could not look up an artifact") as caught:
+                    await host.load(factory(), source, mode=mode)
+                assert caught.value.code is code
+        assert (await host.load(factory(), source, mode=Mode.REQUIRED)).warm
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
+
+
+async def test_A2_what_a_fetch_trips_over_makes_preferred_fall_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    settings = Config(root=str(tmp_path / "store"), remote=RemotePolicy(url=f"file://{_made(tmp_path / 'remote')}"))
+    async with HostWeights(settings) as host:
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "fetch", fails(RecursionError("too deep")))
+            model = await host.load(factory(), source)
+        assert model.report.outcome is Outcome.CANONICAL
+        assert "could not fetch an artifact: RecursionError" in str(model.report.attempts)
+        await serves(host, source)
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
+
+
+async def test_A9_what_a_publication_trips_over_ends_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source, mode=Mode.PREFERRED)
+        assert model.publication is not None
+        await model.publication.wait()
+        steps = (
+            (LocalStore, "build", Code.PUBLICATION_FAILED),
+            (ModelEntry, "require_untouched", Code.PRODUCER_FAILED),
+        )
+        for owner, step, code in steps:
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, step, fails(RecursionError("too deep")))
+                report = await host.adopt(model)
+            assert report.failure is not None
+            assert report.failure.code is code
+            assert "RecursionError: too deep" in report.failure.text
+        assert (await host.adopt(model)).failure is None
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
+
+
+async def test_B7_an_artifact_that_the_restorer_trips_over_makes_preferred_fall_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(config(tmp_path)) as host:
+        await serves(host, source)
+        with monkeypatch.context() as patch:
+            patch.setattr("hostweights.actors.ports.loader.plan_restore", fails(RecursionError("too deep")))
+            model = await host.load(factory(), source)
+            assert model.report.outcome is Outcome.CANONICAL
+            with pytest.raises(HostWeightsError, match="does not fit the artifact") as caught:
+                await host.load(factory(), source, mode=Mode.REQUIRED)
+        assert caught.value.code is Code.RESTORE_PLAN_FAILED
+        assert (await host.load(factory(), source)).warm
+
+
+def fails(problem: Exception) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise problem
+
+    return call

@@ -44,6 +44,15 @@ def test_B1_memory_gives_back_what_was_kept_for_the_same_files(tmp_path: Path) -
     assert memory.find(source_fingerprint(folder)) == "1" * 64
 
 
+def test_T11_index_with_a_name_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    folder = sharded(tmp_path)
+    index = save_index(folder, {"a": "one.safetensors", "b": "two.safetensors", "\ud800": "one.safetensors"})
+    with refused(Code.SOURCE_CORRUPT, str(folder), "no valid Unicode", "ud800"):
+        source_fingerprint(folder)
+    with refused(Code.SOURCE_CORRUPT, "no valid Unicode"):
+        source_fingerprint(index)
+
+
 def test_B1_memory_of_a_source_that_changes_again_and_again_does_not_grow(tmp_path: Path) -> None:
     memory, folder = SourceMemory(tmp_path / "memory", lambda: LATER_NS), tmp_path / "model"
     for number in range(3):

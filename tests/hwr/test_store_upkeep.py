@@ -1,4 +1,5 @@
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -147,6 +148,30 @@ def test_T26_a_removal_that_was_interrupted_goes_on(store: LocalStore, monkeypat
     assert caught.value.code is Code.ARTIFACT_MISSING
 
 
+def test_T25_a_tree_deeper_than_the_stack_is_swept_and_no_link_followed(store: LocalStore, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    place = os.open(store.root / "staging", os.O_RDONLY)
+    for level in range(1200):
+        os.mkdir("d", 0o500, dir_fd=place)
+        inner = os.open("d", os.O_RDONLY, dir_fd=place)
+        if level % 100 == 0:
+            os.mkdir("beside", dir_fd=inner)
+            os.symlink(outside, "link", dir_fd=inner)
+        os.close(place)
+        place = inner
+    os.close(place)
+
+    try:
+        assert build(store).built
+
+        assert names_under(store.root / "staging") == set()
+        assert (outside / "kept").exists()
+    finally:
+        subprocess.run(["rm", "-rf", store.root / "staging" / "d"], check=True)  # pytest's own clean-up recurses
+
+
 def test_T25_an_unprivileged_owner_removes_its_read_only_directories(tmp_path: Path) -> None:
     for directory in (tmp_path, *tmp_path.parents[:2]):
         directory.chmod(0o755)
@@ -162,6 +187,13 @@ def test_T25_an_unprivileged_owner_removes_its_read_only_directories(tmp_path: P
         lease.close()
         store.remove(lease.manifest.key, lease.generation)
         assert store.list_stored() == []
+        deep = store.root / "staging" / "dead" / "inner" / "deeper"
+        deep.mkdir(parents=True)
+        for directory in (deep, *deep.parents[:2]):
+            (directory / "file").touch()
+            directory.chmod(0o500)
+        assert build(store).built
+        assert os.listdir(store.root / "staging") == []
         say("removed")
     """
     assert run_child(code, parent / "root") == "removed"
