@@ -11,7 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from ..messages.base import Digest
-from .cache_files import read_start, replace_file
+from .cache_files import CacheFiles
 from .checkpoint_files import resolve_link, select_files
 from .digest_cache import SETTLED_NS
 from .source_files import open_failure
@@ -80,18 +80,18 @@ class SourceMemory:
     Trusted as ``DigestCache`` is.
     """
 
-    def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns, inner: tuple[str, ...] = ()) -> None:
+        self._files = CacheFiles(directory, *inner)
         self._now_ns = now_ns
 
     @classmethod
     def beside(cls, digests: Path) -> "SourceMemory":
         """A store's, whose cache of file digests lies in ``digests``."""
-        return cls(digests / "sources")
+        return cls(digests, inner=("sources",))
 
     def find(self, fingerprint: Fingerprint) -> str | None:
         """The content digest of the checkpoint that has this fingerprint, or None."""
-        entry = _read(self._path(fingerprint), fingerprint, _Entry)
+        entry = self._read(_name(fingerprint), fingerprint, _Entry)
         return None if entry is None else entry.digest
 
     def keep(self, fingerprint: Fingerprint, digest: str) -> None:
@@ -99,37 +99,41 @@ class SourceMemory:
 
         Forgotten at once when a file changed a moment ago: a later change could leave the same times.
         """
-        self._write(self._path(fingerprint), fingerprint, _Entry(fingerprint.digest, digest))
+        self._write(_name(fingerprint), fingerprint, _Entry(fingerprint.digest, digest))
 
     def find_dtypes(self, fingerprint: Fingerprint) -> StoredDtypes | None:
         """What the checkpoint that has this fingerprint stores, or None."""
-        entry = _read(self._dtypes_path(fingerprint), fingerprint, _DtypesEntry)
+        entry = self._read(_dtypes_name(fingerprint), fingerprint, _DtypesEntry)
         return None if entry is None else entry.dtypes
 
     def keep_dtypes(self, fingerprint: Fingerprint, dtypes: StoredDtypes) -> None:
         """As ``keep``, for what the checkpoint stores."""
-        self._write(self._dtypes_path(fingerprint), fingerprint, _DtypesEntry(1, fingerprint.digest, dtypes))
+        self._write(_dtypes_name(fingerprint), fingerprint, _DtypesEntry(1, fingerprint.digest, dtypes))
 
-    def _path(self, fingerprint: Fingerprint) -> str:
-        return f"{self._directory}/{fingerprint.place}.json"
+    def _read(self, name: str, fingerprint: Fingerprint, kind: type[_E]) -> _E | None:
+        """The entry in a file; None when there is none, or it is not one of ours for this fingerprint."""
+        content = self._files.read_start(name, _MAX_ENTRY_BYTES)
+        if content is None:
+            return None
+        try:
+            entry = msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return entry if entry.fingerprint == fingerprint.digest else None
 
-    def _dtypes_path(self, fingerprint: Fingerprint) -> str:
-        return f"{self._directory}/{fingerprint.place}.dtypes.json"
-
-    def _write(self, path: str, fingerprint: Fingerprint, entry: _Entry | _DtypesEntry) -> None:
+    def _write(self, name: str, fingerprint: Fingerprint, entry: _Entry | _DtypesEntry) -> None:
         if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:
             return
         content = msgspec.json.encode(entry)
         if len(content) > _MAX_ENTRY_BYTES:
             return
         with suppress(OSError):
-            replace_file(self._directory, path, content)
+            self._files.replace(name, content)
 
 
-def _read(path: str, fingerprint: Fingerprint, kind: type[_E]) -> _E | None:
-    """The entry in a file; None when there is none, or it is not one of ours for this fingerprint."""
-    try:
-        entry = msgspec.json.decode(read_start(path, _MAX_ENTRY_BYTES), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return entry if entry.fingerprint == fingerprint.digest else None
+def _name(fingerprint: Fingerprint) -> str:
+    return f"{fingerprint.place}.json"
+
+
+def _dtypes_name(fingerprint: Fingerprint) -> str:
+    return f"{fingerprint.place}.dtypes.json"
