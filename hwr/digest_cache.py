@@ -44,12 +44,13 @@ class DigestCache:
 
     def digest(self, stamp: FileStamp, compute: Callable[[], str]) -> str:
         """The remembered digest of the stamped file, or the one ``compute`` gives, remembered from now on."""
+        begun_ns = self._now_ns()  # a change while the file is hashed, which may last, must leave another time
         before = _change_time_ns(stamp)
         entry = self._read(stamp)
         if entry is not None and before is not None and entry.ctime_ns == before and entry.stamp == stamp:
             return entry.digest
         digest = compute()
-        if before is not None and self._now_ns() - max(before, stamp.mtime_ns) >= SETTLED_NS:
+        if before is not None and begun_ns - max(before, stamp.mtime_ns) >= SETTLED_NS:
             # Filed under the time from before: if the file changed meanwhile, the entry never counts.
             # A path that is not valid Unicode cannot be written down.
             with suppress(OSError, UnicodeEncodeError):

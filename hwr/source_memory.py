@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -22,15 +21,26 @@ _FORMAT: Final = 2
 _MAX_ENTRY_BYTES: Final = 64 * 2**20
 
 
-class Fingerprint(msgspec.Struct, frozen=True):
+class Fingerprint(msgspec.Struct, frozen=True, eq=False):
     """Which files a checkpoint consists of, as the file system tells: equal while nobody touched any of them.
 
-    ``changed_ns`` is when the youngest of them last changed; ``place`` stands for their paths alone, whatever is there.
+    ``changed_ns`` is when the youngest of them last changed, ``taken_ns`` when somebody began to look; ``place`` stands
+    for their paths alone, whatever is there.
     """
 
     digest: str
     changed_ns: int
+    taken_ns: int
     place: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fingerprint) and self.digest == other.digest
+
+    def __ne__(self, other: object) -> bool:  # msgspec's own tells objects apart by what they are
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +64,7 @@ def source_fingerprint(path: Path) -> Fingerprint:
     Covered are, for each file, its name, where links lead, size, device, inode, mtime and ctime, and the index's
     assignment. Raises like ``open_checkpoint`` when there is nothing to load.
     """
+    taken_ns = time.time_ns()
     selection = select_files(path)
     rows: list[tuple[str, str, int, int, int, int, int]] = []
     changed_ns = 0
@@ -71,7 +82,7 @@ def source_fingerprint(path: Path) -> Fingerprint:
     root = os.fsencode(selection.root).hex()
     content = msgspec.json.encode((_FORMAT, root, rows, assignment))
     place = msgspec.json.encode((root, [row[:2] for row in rows]))
-    return Fingerprint(blake3(content).hexdigest(), changed_ns, blake3(place).hexdigest())
+    return Fingerprint(blake3(content).hexdigest(), changed_ns, taken_ns, blake3(place).hexdigest())
 
 
 class SourceMemory:
@@ -80,14 +91,13 @@ class SourceMemory:
     Trusted as ``DigestCache`` is.
     """
 
-    def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns, inner: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: Path, *inner: str) -> None:
         self._files = CacheFiles(directory, *inner)
-        self._now_ns = now_ns
 
     @classmethod
     def beside(cls, digests: Path) -> "SourceMemory":
         """A store's, whose cache of file digests lies in ``digests``."""
-        return cls(digests, inner=("sources",))
+        return cls(digests, "sources")
 
     def find(self, fingerprint: Fingerprint) -> str | None:
         """The content digest of the checkpoint that has this fingerprint, or None."""
@@ -97,7 +107,8 @@ class SourceMemory:
     def keep(self, fingerprint: Fingerprint, digest: str) -> None:
         """Remember a digest that was made while the checkpoint had this fingerprint, before and after.
 
-        Forgotten at once when a file changed a moment ago: a later change could leave the same times.
+        Forgotten at once when a file had changed a moment before it was taken: a change while the checkpoint was read,
+        which may last, could have left the same times.
         """
         self._write(_name(fingerprint), fingerprint, _Entry(fingerprint.digest, digest))
 
@@ -122,7 +133,7 @@ class SourceMemory:
         return entry if entry.fingerprint == fingerprint.digest else None
 
     def _write(self, name: str, fingerprint: Fingerprint, entry: _Entry | _DtypesEntry) -> None:
-        if self._now_ns() - fingerprint.changed_ns < SETTLED_NS:
+        if fingerprint.taken_ns - fingerprint.changed_ns < SETTLED_NS:
             return
         content = msgspec.json.encode(entry)
         if len(content) > _MAX_ENTRY_BYTES:

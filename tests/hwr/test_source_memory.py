@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from hostweights import Code, Config, HostWeights, Mode
 from hostweights.actors.ports.store import LocalStorePort
+from hostweights.hwr import source_memory
+from hostweights.hwr.digest_cache import SETTLED_NS
 from hostweights.hwr.source_memory import SourceMemory, source_fingerprint
 from hostweights.hwr.stored_dtypes import StoredDtypes
 from hostweights.messages.budget import Budget
@@ -20,8 +23,13 @@ from hostweights.messages.store import Leased, LookupArtifact, Missed
 from loader_models import refused, same_state, save, save_index, seeded
 from warm_model import Stack
 
-LATER_NS = 2**62
 HELPERS = Path(__file__).parent.parent / "helpers"
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are as new as their tests."""
+    monkeypatch.setattr(source_memory, "SETTLED_NS", -1)
 
 
 def weights(number: float = 1.0) -> dict[str, torch.Tensor]:
@@ -36,7 +44,7 @@ def sharded(folder: Path) -> Path:
 
 
 def test_B1_memory_gives_back_what_was_kept_for_the_same_files(tmp_path: Path) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     folder = sharded(tmp_path / "model")
     found = source_fingerprint(folder)
     assert memory.find(found) is None
@@ -45,7 +53,7 @@ def test_B1_memory_gives_back_what_was_kept_for_the_same_files(tmp_path: Path) -
 
 
 def test_B1_memory_of_a_source_that_changes_again_and_again_does_not_grow(tmp_path: Path) -> None:
-    memory, folder = SourceMemory(tmp_path / "memory", lambda: LATER_NS), tmp_path / "model"
+    memory, folder = SourceMemory(tmp_path / "memory"), tmp_path / "model"
     for number in range(3):
         sharded(folder)
         found = source_fingerprint(folder)
@@ -92,16 +100,34 @@ def test_T37_link_that_leads_elsewhere_is_another_fingerprint(tmp_path: Path) ->
         source_fingerprint(link)
 
 
-def test_B1_source_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
+def test_B1_source_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_memory, "SETTLED_NS", SETTLED_NS)
     found = source_fingerprint(save(tmp_path / "model.safetensors", weights()))
-    memory = SourceMemory(tmp_path / "memory", lambda: found.changed_ns + 1)
+    memory = SourceMemory(tmp_path / "memory")
+    for age_ns, kept in ((SETTLED_NS - 1, None), (SETTLED_NS, "1" * 64)):
+        memory.keep(msgspec.structs.replace(found, taken_ns=found.changed_ns + age_ns), "1" * 64)
+        assert memory.find(found) == kept
+
+
+def test_B1_source_is_as_old_as_it_was_when_somebody_began_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "model.safetensors", weights())
+    memory, changed_ns = SourceMemory(tmp_path / "memory"), path.stat().st_ctime_ns
+    monkeypatch.setattr(source_memory, "SETTLED_NS", SETTLED_NS)
+    monkeypatch.setattr("time.time_ns", lambda: changed_ns + 1)
+    found = source_fingerprint(path)
+    monkeypatch.setattr("time.time_ns", lambda: changed_ns + 10 * SETTLED_NS)  # hashing takes its time
+    assert source_fingerprint(path) == found
     memory.keep(found, "1" * 64)
+    memory.keep_dtypes(found, StoredDtypes(DType.F32, {DType.F32: frozenset({"a", "b"})}))
     assert memory.find(found) is None
+    assert memory.find_dtypes(found) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"fingerprint": "1", "digest": "2"}'])
 def test_B1_entries_that_are_not_ours_are_ignored(tmp_path: Path, content: bytes) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     found = source_fingerprint(save(tmp_path / "model.safetensors", weights()))
     memory.keep(found, "1" * 64)
     (entry,) = (tmp_path / "memory").iterdir()
@@ -109,7 +135,7 @@ def test_B1_entries_that_are_not_ours_are_ignored(tmp_path: Path, content: bytes
     assert memory.find(found) is None
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    SourceMemory(blocked / "no" / "directory", lambda: LATER_NS).keep(found, "1" * 64)
+    SourceMemory(blocked / "no" / "directory").keep(found, "1" * 64)
 
 
 CHILD = """
@@ -169,10 +195,7 @@ def test_B8_warm_restore_opens_no_weight_file_and_takes_no_memory_for_parameters
 
 
 @pytest.mark.asyncio
-async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
+async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(tmp_path: Path) -> None:
     source = save(tmp_path / "model.safetensors", seeded(Stack()).state_dict())
     async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
         first = await host.load(Stack, source)
@@ -197,7 +220,6 @@ async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(
 async def test_B1_source_that_changes_between_its_identity_and_the_load_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, remembered: bool
 ) -> None:
-    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
     source = save(tmp_path / "model.safetensors", seeded(Stack()).state_dict())
     root = tmp_path / "store"
     if remembered:

@@ -7,6 +7,7 @@ import pytest
 from torch import ones
 
 from child_kit import run_child
+from hostweights.hwr import source_memory
 from hostweights.hwr.checkpoint import open_checkpoint
 from hostweights.hwr.digest_cache import DigestCache
 from hostweights.hwr.source import source_digest
@@ -19,9 +20,15 @@ LATER_NS = 2**62
 FILED = "1" * 64
 
 
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are as new as their tests."""
+    monkeypatch.setattr(source_memory, "SETTLED_NS", -1)
+
+
 def remember(digests: Path, source: Path) -> tuple[str | None, str]:
     """What a store remembers of a source whose digest is kept as ``FILED``, and the digest of its files."""
-    memory = SourceMemory(digests, lambda: LATER_NS, inner=("sources",))
+    memory = SourceMemory.beside(digests)
     memory.keep(source_fingerprint(source), FILED)
     cache = DigestCache(digests, lambda: LATER_NS)
     found = [source_digest(open_checkpoint(source), cache, budget()) for _ in range(2)]
