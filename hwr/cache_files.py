@@ -7,6 +7,7 @@ no pipe waited for. Names are text: they are digests, each another one, and path
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,12 +25,15 @@ from .store_files import (
     write_at,
 )
 
-_DIRECTORY_MODE: Final = 0o755
-_FILE_MODE: Final = 0o600
+_GIVEN: Final = 0o2775
+"""What a directory takes over of the mode of the one that holds the cache: never that everybody may write it."""
 
 
 class CacheFiles:
-    """The files in ``directory``, or in the ``inner`` directories below it; they are made when something is written."""
+    """The files in ``directory``, or in the ``inner`` directories below it; they are made when something is written.
+
+    Whoever may enter and write what ``directory`` lies in may do so with them, whatever the umask.
+    """
 
     def __init__(self, directory: Path, *inner: str) -> None:
         self._directory = directory
@@ -51,11 +55,12 @@ class CacheFiles:
         """Write a file whole: a reader sees the old or the new. Raises OSError."""
         temporary = f".entry-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._made() as place:
-            fd = files().open(temporary, flags, _FILE_MODE, dir_fd=place.fd)
+        with self._made() as (place, mode):
+            fd = files().open(temporary, flags, 0o600, dir_fd=place.fd)
             try:
                 try:
                     write_at(fd, memoryview(data), 0)
+                    files().fchmod(fd, 0o600 | mode & 0o044)
                 finally:
                     files().close(fd)
                 files().rename(temporary, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
@@ -73,10 +78,12 @@ class CacheFiles:
             yield place
 
     @contextmanager
-    def _made(self) -> Iterator[Place]:
+    def _made(self) -> Iterator[tuple[Place, int]]:
+        """The directory of the files, and its mode."""
         with ExitStack() as stack:
             place = stack.enter_context(opened_directory(self._directory.parent))
+            mode = stat.S_IMODE(files().fstat(place.fd).st_mode) & _GIVEN | 0o700
             for name in (self._directory.name, *self._inner):
-                make_unsynced_directory(place, name, _DIRECTORY_MODE)
+                make_unsynced_directory(place, name, mode)
                 place = stack.enter_context(opened_within(place, name))
-            yield place
+            yield place, mode

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from child_kit import run_child
 from hostweights import Code, Config, HostWeights, Mode
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.hwr import source_memory
@@ -136,6 +137,53 @@ def test_B1_entries_that_are_not_ours_are_ignored(tmp_path: Path, content: bytes
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
     SourceMemory(blocked / "no" / "directory").keep(found, "1" * 64)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+@pytest.mark.parametrize("umask", ["077", "022"])
+def test_T29_users_of_one_group_share_what_is_remembered(tmp_path: Path, umask: str) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    root, source = tmp_path / "root", save(tmp_path / "model.safetensors", weights())
+    source.chmod(0o644)
+    (root / "digests").mkdir(parents=True, mode=0o755)  # as older versions made it
+    for directory in (root, root / "digests"):
+        os.chown(directory, 65533, 54321)
+    root.chmod(0o2770)
+    code = """
+    from hostweights.hwr import digest_cache, source_memory
+    from hostweights.hwr.checkpoint import open_checkpoint
+    root, source = map(Path, sys.argv[1:3])
+    os.setgroups([])
+    os.setgid(54321)
+    os.setuid(int(sys.argv[3]))
+    os.umask(int(sys.argv[4], 8))
+    digest_cache.SETTLED_NS = source_memory.SETTLED_NS = -1
+    memory, cache = source_memory.SourceMemory.beside(root / "digests"), digest_cache.DigestCache(root / "digests")
+    found, (stamp,) = source_memory.source_fingerprint(source), open_checkpoint(source).stamps
+    say(memory.find(found))
+    say(cache.digest(stamp, lambda: sys.argv[5]))
+    memory.keep(found, sys.argv[5])
+    """
+    first, second = "1" * 64, "2" * 64
+    assert run_child(code, root, source, 65533, umask, first).split() == ["None", first]
+    assert run_child(code, root, source, 65534, umask, second).split() == [first, first]
+    os.utime(source, ns=(1, 1))
+    assert run_child(code, root, source, 65534, umask, second).split() == ["None", second]
+    assert run_child(code, root, source, 65533, umask, first).split() == [second, second]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_T29_what_is_remembered_is_as_open_as_the_root(tmp_path: Path, mode: int) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(mode)
+    SourceMemory.beside(root / "digests").keep(
+        source_fingerprint(save(tmp_path / "model.safetensors", weights())), "1" * 64
+    )
+    (entry,) = (root / "digests" / "sources").iterdir()
+    modes = [path.stat().st_mode & 0o7777 for path in (root / "digests", root / "digests" / "sources", entry)]
+    assert modes == [mode, mode, mode & 0o644]
 
 
 CHILD = """
