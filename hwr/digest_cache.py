@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from ..messages.base import Digest
 from ..messages.plan import FileStamp
-from .cache_files import read_start, replace_file
+from .cache_files import CacheFiles
 from .source_files import stamp_of
 
 _FORMAT: Final = 1
@@ -39,17 +39,18 @@ class DigestCache:
     """
 
     def __init__(self, directory: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
-        self._directory = directory
+        self._files = CacheFiles(directory)
         self._now_ns = now_ns
 
     def digest(self, stamp: FileStamp, compute: Callable[[], str]) -> str:
         """The remembered digest of the stamped file, or the one ``compute`` gives, remembered from now on."""
+        begun_ns = self._now_ns()  # a change while the file is hashed, which may last, must leave another time
         before = _change_time_ns(stamp)
         entry = self._read(stamp)
         if entry is not None and before is not None and entry.ctime_ns == before and entry.stamp == stamp:
             return entry.digest
         digest = compute()
-        if before is not None and self._now_ns() - max(before, stamp.mtime_ns) >= SETTLED_NS:
+        if before is not None and begun_ns - max(before, stamp.mtime_ns) >= SETTLED_NS:
             # Filed under the time from before: if the file changed meanwhile, the entry never counts.
             # A path that is not valid Unicode cannot be written down.
             with suppress(OSError, UnicodeEncodeError):
@@ -57,17 +58,21 @@ class DigestCache:
         return digest
 
     def _read(self, stamp: FileStamp) -> _Entry | None:
+        content = self._files.read_start(_entry_name(stamp), _MAX_ENTRY_BYTES)
+        if content is None:
+            return None
         try:
-            entry = msgspec.json.decode(read_start(self._entry_path(stamp), _MAX_ENTRY_BYTES), type=_Entry)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            entry = msgspec.json.decode(content, type=_Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return entry if entry.format == _FORMAT else None
 
-    def _entry_path(self, stamp: FileStamp) -> str:
-        return f"{self._directory}/{blake3(os.fsencode(stamp.path)).hexdigest()}.json"
-
     def _write(self, entry: _Entry) -> None:
-        replace_file(self._directory, self._entry_path(entry.stamp), msgspec.json.encode(entry))
+        self._files.replace(_entry_name(entry.stamp), msgspec.json.encode(entry))
+
+
+def _entry_name(stamp: FileStamp) -> str:
+    return f"{blake3(os.fsencode(stamp.path)).hexdigest()}.json"
 
 
 def _change_time_ns(stamp: FileStamp) -> int | None:

@@ -25,6 +25,7 @@ from ..store_files import (
     Place,
     list_names,
     make_directory,
+    open_member,
     opened_within,
     os_errors,
     remove_tree,
@@ -119,12 +120,9 @@ class Download:
         A file with another link was published, or is in a staging directory that nobody has removed yet: it is left
         alone, and another one begun.
         """
-        with suppress(FileNotFoundError):
-            found = files().stat(file.name, dir_fd=place.fd)
-            if found.st_nlink > 1 or found.st_size > file.size_bytes:
+        if not _make_received_writable(file, place):
+            with suppress(FileNotFoundError):
                 files().unlink(file.name, dir_fd=place.fd)
-            else:
-                files().chmod(file.name, 0o600, dir_fd=place.fd)
         fd = files().open(file.name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place.fd)
         try:
             files().link(file.name, file.name, src_dir_fd=place.fd, dst_dir_fd=staged.fd)
@@ -162,6 +160,22 @@ class Download:
                 files().start_writeback(fd, flushed, verifier.position - flushed)
                 flushed = verifier.position
             yield verifier.position
+
+
+def _make_received_writable(file: FileEntry, place: Place) -> bool:
+    """Make what was received of a file writable again; False when there is none, or none that may be gone on with."""
+    try:
+        fd = open_member(place, file.name)
+    except Damage:
+        return False
+    try:  # by the descriptor: the name may be a link to another's file by now
+        found = files().fstat(fd)
+        usable = found.st_nlink == 1 and found.st_size <= file.size_bytes
+        if usable:
+            files().fchmod(fd, 0o600)
+        return usable
+    finally:
+        files().close(fd)
 
 
 def _check_received(fd: int, verifier: StreamVerifier, budget: Budget) -> Iterator[int]:

@@ -145,6 +145,17 @@ def test_B1_file_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path, has
     assert len(hashed) == 2
 
 
+def test_B1_file_is_as_old_as_it_was_before_it_was_hashed(tmp_path: Path, hashed: list[str]) -> None:
+    path = save(tmp_path / "model.safetensors", weights())
+    changed_ns = path.stat().st_ctime_ns
+    cache = DigestCache(tmp_path / "cache", lambda: changed_ns + 10 * SETTLED_NS * len(hashed))
+    digest(path, cache)  # begins right after the change, and takes much longer than a file needs to settle
+    assert not (tmp_path / "cache").exists()
+    digest(path, cache)
+    digest(path, cache)
+    assert len(hashed) == 2
+
+
 def test_B1_corrupt_and_foreign_entries_are_ignored(tmp_path: Path, hashed: list[str]) -> None:
     path = save(tmp_path / "model.safetensors", weights())
     other = save(tmp_path / "other" / "model.safetensors", weights(2.0))

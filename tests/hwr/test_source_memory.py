@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from child_kit import run_child
 from hostweights import Code, Config, HostWeights, Mode
 from hostweights.actors.ports.store import LocalStorePort
+from hostweights.hwr import source_memory
+from hostweights.hwr.digest_cache import SETTLED_NS
 from hostweights.hwr.source_memory import SourceMemory, source_fingerprint
 from hostweights.hwr.stored_dtypes import StoredDtypes
 from hostweights.messages.budget import Budget
@@ -20,8 +24,13 @@ from hostweights.messages.store import Leased, LookupArtifact, Missed
 from loader_models import refused, same_state, save, save_index, seeded
 from warm_model import Stack
 
-LATER_NS = 2**62
 HELPERS = Path(__file__).parent.parent / "helpers"
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are as new as their tests."""
+    monkeypatch.setattr(source_memory, "SETTLED_NS", -1)
 
 
 def weights(number: float = 1.0) -> dict[str, torch.Tensor]:
@@ -36,7 +45,7 @@ def sharded(folder: Path) -> Path:
 
 
 def test_B1_memory_gives_back_what_was_kept_for_the_same_files(tmp_path: Path) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     folder = sharded(tmp_path / "model")
     found = source_fingerprint(folder)
     assert memory.find(found) is None
@@ -54,7 +63,7 @@ def test_T11_index_with_a_name_that_is_no_unicode_is_refused(tmp_path: Path) -> 
 
 
 def test_B1_memory_of_a_source_that_changes_again_and_again_does_not_grow(tmp_path: Path) -> None:
-    memory, folder = SourceMemory(tmp_path / "memory", lambda: LATER_NS), tmp_path / "model"
+    memory, folder = SourceMemory(tmp_path / "memory"), tmp_path / "model"
     for number in range(3):
         sharded(folder)
         found = source_fingerprint(folder)
@@ -101,16 +110,34 @@ def test_T37_link_that_leads_elsewhere_is_another_fingerprint(tmp_path: Path) ->
         source_fingerprint(link)
 
 
-def test_B1_source_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
+def test_B1_source_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_memory, "SETTLED_NS", SETTLED_NS)
     found = source_fingerprint(save(tmp_path / "model.safetensors", weights()))
-    memory = SourceMemory(tmp_path / "memory", lambda: found.changed_ns + 1)
+    memory = SourceMemory(tmp_path / "memory")
+    for age_ns, kept in ((SETTLED_NS - 1, None), (SETTLED_NS, "1" * 64)):
+        memory.keep(msgspec.structs.replace(found, taken_ns=found.changed_ns + age_ns), "1" * 64)
+        assert memory.find(found) == kept
+
+
+def test_B1_source_is_as_old_as_it_was_when_somebody_began_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "model.safetensors", weights())
+    memory, changed_ns = SourceMemory(tmp_path / "memory"), path.stat().st_ctime_ns
+    monkeypatch.setattr(source_memory, "SETTLED_NS", SETTLED_NS)
+    monkeypatch.setattr("time.time_ns", lambda: changed_ns + 1)
+    found = source_fingerprint(path)
+    monkeypatch.setattr("time.time_ns", lambda: changed_ns + 10 * SETTLED_NS)  # hashing takes its time
+    assert source_fingerprint(path) == found
     memory.keep(found, "1" * 64)
+    memory.keep_dtypes(found, StoredDtypes(DType.F32, {DType.F32: frozenset({"a", "b"})}))
     assert memory.find(found) is None
+    assert memory.find_dtypes(found) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"fingerprint": "1", "digest": "2"}'])
 def test_B1_entries_that_are_not_ours_are_ignored(tmp_path: Path, content: bytes) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     found = source_fingerprint(save(tmp_path / "model.safetensors", weights()))
     memory.keep(found, "1" * 64)
     (entry,) = (tmp_path / "memory").iterdir()
@@ -118,7 +145,54 @@ def test_B1_entries_that_are_not_ours_are_ignored(tmp_path: Path, content: bytes
     assert memory.find(found) is None
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    SourceMemory(blocked / "no" / "directory", lambda: LATER_NS).keep(found, "1" * 64)
+    SourceMemory(blocked / "no" / "directory").keep(found, "1" * 64)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+@pytest.mark.parametrize("umask", ["077", "022"])
+def test_T29_users_of_one_group_share_what_is_remembered(tmp_path: Path, umask: str) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    root, source = tmp_path / "root", save(tmp_path / "model.safetensors", weights())
+    source.chmod(0o644)
+    (root / "digests").mkdir(parents=True, mode=0o755)  # as older versions made it
+    for directory in (root, root / "digests"):
+        os.chown(directory, 65533, 54321)
+    root.chmod(0o2770)
+    code = """
+    from hostweights.hwr import digest_cache, source_memory
+    from hostweights.hwr.checkpoint import open_checkpoint
+    root, source = map(Path, sys.argv[1:3])
+    os.setgroups([])
+    os.setgid(54321)
+    os.setuid(int(sys.argv[3]))
+    os.umask(int(sys.argv[4], 8))
+    digest_cache.SETTLED_NS = source_memory.SETTLED_NS = -1
+    memory, cache = source_memory.SourceMemory.beside(root / "digests"), digest_cache.DigestCache(root / "digests")
+    found, (stamp,) = source_memory.source_fingerprint(source), open_checkpoint(source).stamps
+    say(memory.find(found))
+    say(cache.digest(stamp, lambda: sys.argv[5]))
+    memory.keep(found, sys.argv[5])
+    """
+    first, second = "1" * 64, "2" * 64
+    assert run_child(code, root, source, 65533, umask, first).split() == ["None", first]
+    assert run_child(code, root, source, 65534, umask, second).split() == [first, first]
+    os.utime(source, ns=(1, 1))
+    assert run_child(code, root, source, 65534, umask, second).split() == ["None", second]
+    assert run_child(code, root, source, 65533, umask, first).split() == [second, second]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_T29_what_is_remembered_is_as_open_as_the_root(tmp_path: Path, mode: int) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(mode)
+    SourceMemory.beside(root / "digests").keep(
+        source_fingerprint(save(tmp_path / "model.safetensors", weights())), "1" * 64
+    )
+    (entry,) = (root / "digests" / "sources").iterdir()
+    modes = [path.stat().st_mode & 0o7777 for path in (root / "digests", root / "digests" / "sources", entry)]
+    assert modes == [mode, mode, mode & 0o644]
 
 
 CHILD = """
@@ -178,10 +252,7 @@ def test_B8_warm_restore_opens_no_weight_file_and_takes_no_memory_for_parameters
 
 
 @pytest.mark.asyncio
-async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
+async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(tmp_path: Path) -> None:
     source = save(tmp_path / "model.safetensors", seeded(Stack()).state_dict())
     async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
         first = await host.load(Stack, source)
@@ -206,7 +277,6 @@ async def test_B1_source_that_changed_since_it_was_remembered_is_another_model(
 async def test_B1_source_that_changes_between_its_identity_and_the_load_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, remembered: bool
 ) -> None:
-    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
     source = save(tmp_path / "model.safetensors", seeded(Stack()).state_dict())
     root = tmp_path / "store"
     if remembered:

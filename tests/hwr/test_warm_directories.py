@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hostweights import Code, Config, HostWeights, Mode, describe_directory, load_transformers, open_sync, warm
-from hostweights.hwr import directories
+from hostweights.hwr import directories, source_memory
 from hostweights.hwr.checkpoint import Checkpoint, open_checkpoint
 from hostweights.hwr.directories import model_source
 from hostweights.hwr.source_memory import SourceMemory, source_fingerprint
@@ -20,7 +20,6 @@ from hostweights.hwr.stored_dtypes import stored_dtypes
 from hostweights.messages.dtypes import DType
 from loader_models import refused, same_state, save, save_index
 
-LATER_NS = 2**62
 BERT = {
     "architectures": ["BertModel"],
     "model_type": "bert",
@@ -31,6 +30,13 @@ BERT = {
     "num_hidden_layers": 2,
     "vocab_size": 32,
 }
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are as new as their tests."""
+    monkeypatch.setattr(source_memory, "SETTLED_NS", -1)
+
 
 COLD = """
 import sys
@@ -146,7 +152,7 @@ def dtype_of(folder: Path, memory: SourceMemory) -> torch.dtype:
 def test_B8_directory_is_described_from_memory_until_a_file_changes(
     transformers: Any, tmp_path: Path, opened: list[Path]
 ) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     folder = tmp_path / "model"
     bert(transformers, folder)
     assert dtype_of(folder, memory) is torch.float32
@@ -186,7 +192,7 @@ def not_text(_: bytes) -> bytes:
 def test_B8_damaged_or_older_memory_is_made_anew(
     transformers: Any, tmp_path: Path, opened: list[Path], damage: Callable[[bytes], bytes]
 ) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     folder = tmp_path / "model"
     bert(transformers, folder)
     dtype_of(folder, memory)
@@ -204,7 +210,7 @@ def test_B8_damaged_or_older_memory_is_made_anew(
 def test_B8_source_that_changes_while_it_is_described_is_not_remembered(
     transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     folder = tmp_path / "model"
     bert(transformers, folder)
 
@@ -219,7 +225,7 @@ def test_B8_source_that_changes_while_it_is_described_is_not_remembered(
 
 
 def test_B8_what_is_remembered_is_what_the_headers_say(tmp_path: Path) -> None:
-    memory = SourceMemory(tmp_path / "memory", lambda: LATER_NS)
+    memory = SourceMemory(tmp_path / "memory")
     save(tmp_path / "one.safetensors", {"a": torch.ones(9).half(), "b": torch.ones(3, dtype=torch.int64)})
     save(tmp_path / "two.safetensors", {"a": torch.ones(3), "c": torch.ones(2)})
     save_index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"})
@@ -235,9 +241,8 @@ def test_B8_what_is_remembered_is_what_the_headers_say(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_B8_changed_directory_is_another_model_and_disabled_leaves_no_memory(
-    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transformers: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
     folder, root = tmp_path / "model", tmp_path / "store"
     first = bert(transformers, folder)
     async with HostWeights(Config(root=str(root))) as host:
@@ -255,7 +260,6 @@ async def test_B8_changed_directory_is_another_model_and_disabled_leaves_no_memo
 def test_B8_first_load_of_what_was_warmed_opens_no_weight_file(
     transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hostweights.hwr.source_memory.SETTLED_NS", -1)
     folder, config = tmp_path / "model", Config(root=str(tmp_path / "store"))
     saved = bert(transformers, folder)
     found = describe_directory(folder)
