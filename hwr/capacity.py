@@ -111,7 +111,7 @@ class Ledger:
                 too_much = self._shortage(account, 0, min(limits, default=None))
                 order = in_collection_order(self._candidates(account))
                 condemned = sum(candidate.size_bytes for candidate in order if candidate.condemned)
-                victims = self._lock_victims(order, max(too_much, condemned), stack)
+                victims = self._lock_victims(order, condemned, too_much, stack)
                 freed = sum(account.holdings[victim.key, victim.generation] for victim in victims)
                 self._move(account, victims, keep_bytes=True)
             for victim in victims:
@@ -184,8 +184,7 @@ class Ledger:
         account.recount(self._artifacts)
         shortage = self._shortage(account, size_bytes, limit)
         order = in_collection_order(self._candidates(account))
-        wanted = order if shortage > 0 else [candidate for candidate in order if candidate.condemned]
-        victims = self._lock_victims(wanted, max(shortage, too_much_condemned), stack)
+        victims = self._lock_victims(order, too_much_condemned, shortage, stack)
         if sum(account.holdings[victim.key, victim.generation] for victim in victims) < shortage:
             raise self._refusal(account, size_bytes)
         return victims
@@ -224,13 +223,18 @@ class Ledger:
                 found.append(Candidate(key, generation, size_bytes, condemned, pinned, used_ns))
         return found
 
-    def _lock_victims(self, order: list[Candidate], wanted_bytes: int, stack: ExitStack) -> list[Victim]:
-        """Lock generations in this order until enough bytes are found; their locks end with ``stack``."""
+    def _lock_victims(
+        self, order: list[Candidate], condemned_bytes: int, shortage: int, stack: ExitStack
+    ) -> list[Victim]:
+        """Lock generations in this order until enough bytes are found; their locks end with ``stack``.
+
+        ``condemned_bytes`` only condemned ones can pay for: sound ones go for the shortage alone.
+        """
         victims: list[Victim] = []
         found_bytes = 0
         for candidate in order:
-            if found_bytes >= wanted_bytes:
-                break
+            if found_bytes >= (max(condemned_bytes, shortage) if candidate.condemned else shortage):
+                continue
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 victim = Victim.lock(self._artifacts, candidate.key, candidate.generation)
                 if victim is not None:
