@@ -1,7 +1,7 @@
 """Taking a generation away: one rename out of its key's directory, under every lock there is, then deletion.
 
 After the rename the generation does not exist any more; what is left lies in the staging directory under a kernel lock,
-where whoever finds it unlocked deletes it.
+where whoever finds it unlocked deletes it. What an image brought cannot be renamed: it ends with its marker.
 """
 
 import errno
@@ -53,9 +53,25 @@ class Victim:
         """Rename the generation into the staging directory, durably; from now on it does not exist. Raises OSError."""
         make_writable(self._directory.fd)  # moving a directory needs write permission on it
         with opened_within(artifacts, self.key) as key_directory:
-            files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
+            try:
+                files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
+            except OSError as failure:
+                if failure.errno != errno.EXDEV:
+                    raise
+                self._delete_in_place(key_directory)
             files().fsync(key_directory.fd)
             files().fsync(staging.fd)
+
+    def _delete_in_place(self, key_directory: Place) -> None:
+        """Delete a directory of an overlay's lower layer, which no rename takes: first the marker, which makes it one.
+
+        What cannot be deleted now is counted as a generation without a marker, and collected as one.
+        """
+        with suppress(FileNotFoundError):
+            files().unlink(catalog.READY_NAME, dir_fd=self._directory.fd)
+        files().fsync(self._directory.fd)
+        with suppress(OSError):
+            remove_tree(key_directory, self.generation)
 
     def delete(self, staging: Place) -> None:
         """Delete what was moved; what cannot be deleted now is left to the next sweep."""

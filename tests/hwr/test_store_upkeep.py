@@ -1,3 +1,4 @@
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,11 @@ from hostweights.hwr.filesystem import FileSystem, replaced
 from hostweights.hwr.memory import processes_mapping
 from hostweights.hwr.removal import Victim
 from hostweights.hwr.store import LocalStore
+from hostweights.messages.config import Validation
 from hostweights.messages.failure import Code, HostWeightsError
+from small_disk import image_at, small_disk_at
 from store_kit import (
+    PAYLOAD,
     assert_right_values,
     build,
     condemned_markers,
@@ -145,6 +149,60 @@ def test_T26_a_removal_that_was_interrupted_goes_on(store: LocalStore, monkeypat
     with pytest.raises(HostWeightsError) as caught:
         store.remove(lease.manifest.key, lease.generation)
     assert caught.value.code is Code.ARTIFACT_MISSING
+
+
+def test_A15_what_an_image_brought_is_removed_and_collected_but_not_under_a_lease(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "disk", "4m") as disk:
+        baked = open_store(disk / "layer" / "root")
+        for model in ("acme/tiny", "acme/other", "acme/third"):
+            build(baked, identity=make_identity(model)).lease.close()
+        baked.close()
+        with image_at(tmp_path / "image", disk / "layer", disk) as image:
+            store = open_store(image / "root")
+            lease = hit(store, Validation.FULL)
+            removed, collected = (each for each in store.list_stored() if not each.leased)
+            assert store.remove(removed.key, removed.generation) == removed.size_bytes
+            assert store.collect(PlainBudget(), max_store_bytes=0) == collected.size_bytes
+            (left,) = store.list_stored()
+            assert names_under(store.root / "staging") == set()
+            assert store.usage(PlainBudget()).held_bytes == left.size_bytes
+            assert_right_values(lease)
+            lease.close()
+            store.remove(left.key, left.generation)
+            assert not left.directory.exists()
+            assert_right_values(published(store))
+
+
+class _Image(FileSystem):
+    """Renames no generation, as a lower layer; the payload cannot be deleted either while it is ``stuck``."""
+
+    stuck = True
+
+    def rename(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if source == "00000001":
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+        super().rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    def unlink(self, name: str, *, dir_fd: int) -> None:
+        if self.stuck and name.endswith(".safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        super().unlink(name, dir_fd=dir_fd)
+
+
+def test_A15_what_stays_of_a_generation_of_an_image_is_none_and_is_collected(store: LocalStore) -> None:
+    directory = published_directory(store)
+    image = _Image()
+    with replaced(image):
+        _remove(store, directory)
+        assert store.list_stored() == []
+        assert miss(store).condemned == 0
+        assert names_under(directory) == {PAYLOAD}
+        held_bytes = store.usage(PlainBudget()).held_bytes
+        assert held_bytes > 0
+        image.stuck = False
+        assert store.collect(PlainBudget(), max_store_bytes=0) == held_bytes
+    assert not directory.exists()
+    assert_right_values(published(store))
 
 
 def test_T25_an_unprivileged_owner_removes_its_read_only_directories(tmp_path: Path) -> None:
