@@ -156,7 +156,7 @@ class LocalStore:
                 download.sweep()
                 return download.receive(place, budget, progress)
 
-            made = self._make(search, workshop, artifact.reservation_bytes, receive, budget)
+            made = self._make(search, workshop, artifact.reservation_bytes, receive, budget, resumes=download.name)
             download.forget()
             return made
 
@@ -167,8 +167,12 @@ class LocalStore:
         reserved_bytes: int,
         write: Callable[[Place], Manifest],
         budget: Budget,
+        resumes: str | None = None,
     ) -> BuildResult:
-        """Publish what ``write`` puts into a staging directory, unless somebody else did meanwhile."""
+        """Publish what ``write`` puts into a staging directory, unless somebody else did meanwhile.
+
+        ``resumes`` names what ``write`` goes on with in ``downloads``.
+        """
         from .publication import publish
         from .staging import staged
 
@@ -178,7 +182,7 @@ class LocalStore:
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
             with staged(workshop.staging, key, workshop.directory_mode, budget) as place:
-                self._ledger(workshop).reserve(place, key, reserved_bytes, budget)
+                self._ledger(workshop).reserve(place, key, reserved_bytes, budget, resumes=resumes)
                 manifest = write(place)
                 lease = publish(
                     self._domain.artifacts,
@@ -285,6 +289,7 @@ class LocalStore:
     def collect(self, budget: Budget, max_store_bytes: int | None = None) -> int:
         """Delete condemned generations, and others by last lease until all limits hold; returns the bytes freed.
 
+        What downloads left that were broken off goes first, all of it, unless somebody goes on with it now.
         ``max_store_bytes`` is a limit for this call, beside the store's own. Leased generations stay, and pinned ones
         unless they are condemned. Raises HostWeightsError: read_only; domain_busy (retryable).
         """
