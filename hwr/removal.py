@@ -9,12 +9,16 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from ..messages.failure import Code, HostWeightsError, Stage
 from . import catalog
+from .budget import PlainBudget
 from .filesystem import files
-from .locks import LockHandle
+from .locks import LockHandle, acquire, held
 from .store_files import Place, make_writable, opened_within, remove_tree
+
+_LOOK_LIMIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Victim:
             try:
                 place = Place(directory.fd, key_directory.path_of(generation))
                 _check_movable(place)
-                marker = _locked_marker(place) if directory.try_lock(exclusive=True) else _BUSY
+                marker = _locked_marker(place) if lock_directory(directory, place) else _BUSY
             except BaseException:
                 directory.close()
                 raise
@@ -83,6 +87,27 @@ class Victim:
         if self._marker is not None:
             self._marker.close()
         self._directory.close()
+
+
+def lock_directory(directory: LockHandle, place: Place) -> bool:
+    """Lock a generation's directory, as everybody does who tries its marker's lock; False while somebody keeps it.
+
+    Nobody then takes one who only looks, and holds both for a moment, for a lease.
+    """
+    try:
+        acquire(
+            directory,
+            place.path,
+            exclusive=True,
+            limit_s=_LOOK_LIMIT_S,
+            budget=PlainBudget(),
+            busy=held(Stage.LIFECYCLE, place.path),
+        )
+    except HostWeightsError as failure:
+        if failure.code is not Code.DOMAIN_BUSY:
+            raise
+        return False
+    return True
 
 
 def _check_movable(place: Place) -> None:

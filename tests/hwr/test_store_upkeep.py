@@ -2,6 +2,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -231,3 +232,51 @@ def test_A15_listing_does_not_disturb_a_lookup_of_another_process(store: LocalSt
     lease = hit(store)
     assert [g.leased for g in store.list_stored()] == [True]
     lease.close()
+
+
+class _FirstLockKept(FileSystem):
+    """Who gets the first exclusive lock, of what is called ``of``, keeps it until another was refused one."""
+
+    def __init__(self, of: str = "") -> None:
+        self.locked, self._refused = Event(), Event()
+        self._of = of
+
+    def flock(self, fd: int, operation: int) -> None:
+        try:
+            super().flock(fd, operation)
+        except BlockingIOError:
+            self._refused.set()
+            raise
+        if not self.locked.is_set() and Path(f"/proc/self/fd/{fd}").readlink().name.endswith(self._of):
+            self.locked.set()
+            assert self._refused.wait(60.0)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_A15_a_listing_is_no_lease_to_another_listing_nor_to_a_removal(store: LocalStore, removed: bool) -> None:
+    directory = published_directory(store)
+    found: list[bool] = []
+    port = _FirstLockKept()
+    with replaced(port):
+        first = Thread(target=lambda: found.extend(each.leased for each in store.list_stored()))
+        first.start()
+        assert port.locked.wait(60.0)
+        if removed:
+            _remove(store, directory)
+        else:
+            assert [each.leased for each in store.list_stored()] == [False]
+        first.join()
+    assert found == [False]
+    assert directory.exists() is not removed
+
+
+def test_A15_a_listing_shows_nothing_of_what_goes_while_it_waits(store: LocalStore) -> None:
+    directory = published_directory(store)
+    port = _FirstLockKept(of="00000001")
+    with replaced(port):
+        removal = Thread(target=lambda: _remove(store, directory))
+        removal.start()
+        assert port.locked.wait(60.0)
+        assert store.list_stored() == []
+        removal.join()
+    assert not directory.exists()
