@@ -315,6 +315,13 @@ def test_A16_nobody_forgets_what_another_process_receives_by_now(
     assert not list((store.root / "downloads").iterdir())
 
 
+def test_A16_a_store_closed_during_a_fetch_stays_open_for_it(remote: Path, store: LocalStore) -> None:
+    result = fetch(store, f"file://{remote}", progress=lambda _done, _total: store.close())
+    assert isinstance(result, BuildResult)
+    assert result.built
+    assert not list((store.root / "downloads").iterdir())
+
+
 def test_A16_two_that_fetch_at_once_bring_it_once(remote: Path, store: LocalStore) -> None:
     results: list[BuildResult | Miss] = []
     with http_remote(remote) as url:
