@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..hwr.budget import PlainBudget
+from ..hwr.capacity import Usage
 from ..hwr.domain import RECORD_NAME
 from ..hwr.identity import why
 from ..hwr.lock_holders import process_name
@@ -60,7 +61,8 @@ class Entry(Record, frozen=True, kw_only=True):
 class StoreState(Record, frozen=True, kw_only=True):
     """A store as a whole; ``reserved_bytes`` is what builders may still come to take.
 
-    It is None where the account cannot be settled now: in a read-only store, or when another process keeps it locked.
+    ``left_bytes`` is what broken-off downloads left. Both are None where the account cannot be settled now: in a
+    read-only store, or when another process keeps it locked.
     """
 
     root: Text
@@ -70,6 +72,7 @@ class StoreState(Record, frozen=True, kw_only=True):
     held_bytes: SizeBytes
     condemned_bytes: SizeBytes
     reserved_bytes: SizeBytes | None
+    left_bytes: SizeBytes | None
     free_bytes: SizeBytes
     entries: tuple[Entry, ...]
 
@@ -133,6 +136,7 @@ class Upkeep:
         """Everything there is. Changes no artifact; settles the account of a store that can be written."""
         store, entries = self._store, tuple(self._entry(stored) for stored in self._store.list_stored())
         free = os.statvfs(store.root)
+        usage = self._usage()
         return StoreState(
             root=printable(str(store.root)),
             domain_id=store.domain_id,
@@ -140,7 +144,8 @@ class Upkeep:
             read_only=store.read_only,
             held_bytes=sum(entry.size_bytes for entry in entries),
             condemned_bytes=sum(entry.size_bytes for entry in entries if entry.condemned is not None),
-            reserved_bytes=self._reserved_bytes(),
+            reserved_bytes=None if usage is None else usage.reserved_bytes,
+            left_bytes=None if usage is None else usage.left_bytes,
             free_bytes=free.f_bavail * free.f_frsize,
             entries=entries,
         )
@@ -205,11 +210,11 @@ class Upkeep:
         """Delete one generation; returns the bytes freed."""
         return self._store.remove(stored.key, stored.generation, self._budget)
 
-    def _reserved_bytes(self) -> int | None:
+    def _usage(self) -> Usage | None:
         if self._store.read_only:
             return None
         try:
-            return self._store.usage(self._budget).reserved_bytes
+            return self._store.usage(self._budget)
         except HostWeightsError as failed:
             if failed.code is Code.DOMAIN_BUSY:
                 return None

@@ -15,6 +15,7 @@ from ..messages.manifest import MANIFEST_SCHEMA
 from .catalog import READY_NAME, list_generations, list_keys
 from .filesystem import files
 from .json_records import NewerSchema, decode_record, encode_record
+from .leftovers import Leftover
 from .names import is_key
 from .store_files import NO_SPACE, Damage, Place, list_names, open_member, opened_within, read_record, write_at
 
@@ -52,17 +53,26 @@ class AccountRecord(Record, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Account:
-    """The account, open for changes; ``holdings`` by (key, generation), ``reservations`` by staging name."""
+    """The account, open for changes; ``holdings`` by (key, generation), ``reservations`` by staging name.
+
+    ``leftovers`` of downloads, by name, are counted at each opening: mostly there are none.
+    """
 
     holdings: dict[tuple[str, str], int] = field(default_factory=dict)
     reservations: dict[str, Reservation] = field(default_factory=dict)
+    leftovers: dict[str, Leftover] = field(default_factory=dict)
     saved: bool = True
     """Whether the file says so too."""
 
     @property
     def held_bytes(self) -> int:
-        """What generations take."""
-        return sum(self.holdings.values())
+        """What generations and the leftovers of downloads take."""
+        return sum(self.holdings.values()) + self.left_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """What the leftovers of downloads take."""
+        return sum(leftover.size_bytes for leftover in self.leftovers.values())
 
     @property
     def reserved_bytes(self) -> int:

@@ -90,27 +90,47 @@ class ArtifactLease:
     def extent(self, block: int) -> torch.Tensor:
         """The whole extent of a block over the shared read-only mapping: uint8, CPU, one dimension."""
         self._usable()
-        return self._mapping.extent(block)
+        try:
+            return self._mapping.extent(block)
+        except KeyError:
+            self._refuse_closing()
+            raise
 
     def shared(self, name: str) -> torch.Tensor:
         """A tensor, or the one an alias names, over the shared read-only mapping. Writing to it kills the process."""
         self._usable()
-        return self._mapping.shared(name)
+        try:
+            return self._mapping.shared(name)
+        except KeyError:
+            self._refuse_closing()
+            raise
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor, or the one an alias names, over the private copy-on-write mapping of the same pages."""
         self._usable()
-        return self._mapping.private(name)
+        try:
+            return self._mapping.private(name)
+        except KeyError:
+            self._refuse_closing()
+            raise
 
     def all_shared(self) -> dict[str, torch.Tensor]:
         """``shared`` of every name but those of packed tensors, at a fraction of the cost."""
         self._usable()
-        return self._mapping.all_shared()
+        try:
+            return self._mapping.all_shared()
+        except KeyError:
+            self._refuse_closing()
+            raise
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
         """``tensor`` of every name but those of packed tensors, at a fraction of the cost."""
         self._usable()
-        return self._mapping.all_private()
+        try:
+            return self._mapping.all_private()
+        except KeyError:
+            self._refuse_closing()
+            raise
 
     def hold(self, holder: str) -> AbstractContextManager[None]:
         """Keep the lease from being closed during the block; ``holder`` is named when close is refused."""
@@ -173,6 +193,11 @@ class ArtifactLease:
         found = self._mapping.file_sizes()
         for file in self._manifest.files:
             check_size(file, found[file.name], self._directory)
+
+    def _refuse_closing(self) -> None:
+        """Raise lease_unknown if another thread has closed the lease, or is about to have."""
+        with self._mutex:
+            self._usable()
 
     def _usable(self) -> None:
         if self._process is not process.token:

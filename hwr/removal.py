@@ -1,7 +1,7 @@
 """Taking a generation away: one rename out of its key's directory, under every lock there is, then deletion.
 
 After the rename the generation does not exist any more; what is left lies in the staging directory under a kernel lock,
-where whoever finds it unlocked deletes it.
+where whoever finds it unlocked deletes it. What an image brought cannot be renamed: it ends with its marker.
 """
 
 import errno
@@ -9,12 +9,16 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from ..messages.failure import Code, HostWeightsError, Stage
 from . import catalog
+from .budget import PlainBudget
 from .filesystem import files
-from .locks import LockHandle
+from .locks import LockHandle, acquire, held
 from .store_files import Place, make_writable, opened_within, remove_tree
+
+_LOOK_LIMIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Victim:
             try:
                 place = Place(directory.fd, key_directory.path_of(generation))
                 _check_movable(place)
-                marker = _locked_marker(place) if directory.try_lock(exclusive=True) else _BUSY
+                marker = _locked_marker(place) if lock_directory(directory, place) else _BUSY
             except BaseException:
                 directory.close()
                 raise
@@ -53,9 +57,25 @@ class Victim:
         """Rename the generation into the staging directory, durably; from now on it does not exist. Raises OSError."""
         make_writable(self._directory.fd)  # moving a directory needs write permission on it
         with opened_within(artifacts, self.key) as key_directory:
-            files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
+            try:
+                files().rename(self.generation, self.trash, src_dir_fd=key_directory.fd, dst_dir_fd=staging.fd)
+            except OSError as failure:
+                if failure.errno != errno.EXDEV:
+                    raise
+                self._delete_in_place(key_directory)
             files().fsync(key_directory.fd)
             files().fsync(staging.fd)
+
+    def _delete_in_place(self, key_directory: Place) -> None:
+        """Delete a directory of an overlay's lower layer, which no rename takes: first the marker, which makes it one.
+
+        What cannot be deleted now is counted as a generation without a marker, and collected as one.
+        """
+        with suppress(FileNotFoundError):
+            files().unlink(catalog.READY_NAME, dir_fd=self._directory.fd)
+        files().fsync(self._directory.fd)
+        with suppress(OSError):
+            remove_tree(key_directory, self.generation)
 
     def delete(self, staging: Place) -> None:
         """Delete what was moved; what cannot be deleted now is left to the next sweep."""
@@ -67,6 +87,27 @@ class Victim:
         if self._marker is not None:
             self._marker.close()
         self._directory.close()
+
+
+def lock_directory(directory: LockHandle, place: Place) -> bool:
+    """Lock a generation's directory, as everybody does who tries its marker's lock; False while somebody keeps it.
+
+    Nobody then takes one who only looks, and holds both for a moment, for a lease.
+    """
+    try:
+        acquire(
+            directory,
+            place.path,
+            exclusive=True,
+            limit_s=_LOOK_LIMIT_S,
+            budget=PlainBudget(),
+            busy=held(Stage.LIFECYCLE, place.path),
+        )
+    except HostWeightsError as failure:
+        if failure.code is not Code.DOMAIN_BUSY:
+            raise
+        return False
+    return True
 
 
 def _check_movable(place: Place) -> None:

@@ -18,6 +18,7 @@ from .catalog import set_pinned
 from .contract import BuildResult, Miss, Producer, Progress
 from .domain import Domain, Workshop, open_domain
 from .identity import artifact_key
+from .in_use import InUse
 from .lease import ArtifactLease
 from .locks import LockHandle, acquire, open_lock_file
 from .names import check_generation, check_key
@@ -41,7 +42,10 @@ class LocalStore:
         self._domain = domain
         self._wait = wait
         self._capacity = capacity
-        self._closed = False
+        self._in_use = InUse(
+            domain.close,
+            lambda: error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, f"the store {domain.root} was closed; open it again"),
+        )
 
     @classmethod
     def open(cls, root: Path, wait: WaitPolicy, budget: Budget, capacity: CapacityPolicy | None = None) -> "LocalStore":
@@ -78,8 +82,8 @@ class LocalStore:
         After somebody removed or replaced the root's directories it is not: it would publish where nobody looks. Open
         another then; leases of this one live on.
         """
-        self._check_open()
-        return self._domain.in_place()
+        with self._in_use:
+            return self._domain.in_place()
 
     def lookup(
         self, identity: ArtifactIdentity, validation: Validation, budget: Budget, *, lease_id: str
@@ -144,7 +148,7 @@ class LocalStore:
         from .remote.ranges import range_reader
 
         workshop = self._workshop()
-        with range_reader(remote, attempts, budget) as reader:
+        with self._in_use, range_reader(remote, attempts, budget) as reader:
             artifact = find_artifact(reader, search.key)
             if artifact is None:
                 return found
@@ -156,7 +160,7 @@ class LocalStore:
                 download.sweep()
                 return download.receive(place, budget, progress)
 
-            made = self._make(search, workshop, artifact.reservation_bytes, receive, budget)
+            made = self._make(search, workshop, artifact.reservation_bytes, receive, budget, resumes=download.name)
             download.forget()
             return made
 
@@ -167,18 +171,23 @@ class LocalStore:
         reserved_bytes: int,
         write: Callable[[Place], Manifest],
         budget: Budget,
+        resumes: str | None = None,
     ) -> BuildResult:
-        """Publish what ``write`` puts into a staging directory, unless somebody else did meanwhile."""
+        """Publish what ``write`` puts into a staging directory, unless somebody else did meanwhile.
+
+        ``resumes`` names what ``write`` goes on with in ``downloads``.
+        """
         from .publication import publish
         from .staging import staged
 
         key = search.key
-        with os_errors(Stage.PRODUCTION, f"build {key} in {self.root}"), self._build_lock(workshop, key, budget):
+        doing = f"build {key} in {self.root}"
+        with self._in_use, os_errors(Stage.PRODUCTION, doing), self._build_lock(workshop, key, budget):
             found = self._lookup(search, budget)
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
             with staged(workshop.staging, key, workshop.directory_mode, budget) as place:
-                self._ledger(workshop).reserve(place, key, reserved_bytes, budget)
+                self._ledger(workshop).reserve(place, key, reserved_bytes, budget, resumes=resumes)
                 manifest = write(place)
                 lease = publish(
                     self._domain.artifacts,
@@ -207,41 +216,41 @@ class LocalStore:
         """
         from .content_addressed import content_identity
 
-        self._check_open()
-        identity = content_identity(producer, component, budget)
-        return self.build(identity, producer, validation, budget, progress, lease_id=lease_id)
+        with self._in_use:
+            identity = content_identity(producer, component, budget)
+            return self.build(identity, producer, validation, budget, progress, lease_id=lease_id)
 
     def condemn(self, key: str, generation: str, code: Code, reason: str) -> None:
         """Keep a generation from being leased from now on; who holds it keeps it. Harmless if it is condemned already.
 
         Raises HostWeightsError: artifact_missing when there is no such generation, read_only.
         """
-        self._check_open()
-        check_generation(key, generation)
-        self._workshop()
-        with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path_of(key, generation)}"):
-            try:
-                condemn_generation(self._domain.artifacts, key, generation, code, reason)
-            except FileNotFoundError:
-                raise error(
-                    Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
-                ) from None
+        with self._in_use:
+            check_generation(key, generation)
+            self._workshop()
+            with os_errors(Stage.PUBLICATION, f"condemn {self._domain.artifacts.path_of(key, generation)}"):
+                try:
+                    condemn_generation(self._domain.artifacts, key, generation, code, reason)
+                except FileNotFoundError:
+                    raise error(
+                        Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
+                    ) from None
 
     def stored_identity(self, key: str) -> ArtifactIdentity | None:
         """The identity that a key's newest readable generation names, or None; writes nothing."""
         from . import upkeep
 
-        self._check_open()
-        check_key(key)
-        with os_errors(Stage.LOOKUP, f"look up {key} in {self.root}"):
-            return upkeep.stored_identity(self._domain.artifacts, key)
+        with self._in_use:
+            check_key(key)
+            with os_errors(Stage.LOOKUP, f"look up {key} in {self.root}"):
+                return upkeep.stored_identity(self._domain.artifacts, key)
 
     def list_stored(self) -> "list[StoredGeneration]":
         """All complete generations under the root, by key, newest first; writes nothing."""
         from . import upkeep
 
-        self._check_open()
-        return upkeep.list_stored(self._domain.artifacts)
+        with self._in_use:
+            return upkeep.list_stored(self._domain.artifacts)
 
     def describe(self, key: str, generation: str) -> "Description":
         """A generation's own records, condemned or not; its payload is not read.
@@ -250,10 +259,10 @@ class LocalStore:
         """
         from . import upkeep
 
-        self._check_open()
-        check_generation(key, generation)
-        with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path_of(key, generation)}"):
-            return upkeep.describe(self._domain.artifacts, key, generation)
+        with self._in_use:
+            check_generation(key, generation)
+            with os_errors(Stage.LOOKUP, f"read the records of {self._domain.artifacts.path_of(key, generation)}"):
+                return upkeep.describe(self._domain.artifacts, key, generation)
 
     def verify(self, key: str, generation: str, budget: Budget, progress: Progress | None = None) -> int:
         """Compare every byte of a generation with its digest; returns the bytes that were read. Condemns nothing.
@@ -263,10 +272,10 @@ class LocalStore:
         """
         from .scrub import verify
 
-        self._check_open()
-        check_generation(key, generation)
-        with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path_of(key, generation)}"):
-            return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
+        with self._in_use:
+            check_generation(key, generation)
+            with os_errors(Stage.VALIDATION, f"verify {self._domain.artifacts.path_of(key, generation)}"):
+                return verify(self._domain.artifacts, key, generation, self._wait.lookup_s, budget, progress)
 
     def remove(self, key: str, generation: str, budget: Budget | None = None) -> int:
         """Remove one generation, condemned or not, pinned or not; returns the bytes that were freed.
@@ -277,28 +286,25 @@ class LocalStore:
         from . import upkeep
         from .budget import PlainBudget
 
-        self._check_open()
-        check_generation(key, generation)
-        ledger = self._ledger(self._workshop())
-        return upkeep.remove(ledger, self._domain.artifacts, key, generation, budget or PlainBudget())
+        with self._in_use:
+            check_generation(key, generation)
+            ledger = self._ledger(self._workshop())
+            return upkeep.remove(ledger, self._domain.artifacts, key, generation, budget or PlainBudget())
 
     def collect(self, budget: Budget, max_store_bytes: int | None = None) -> int:
         """Delete condemned generations, and others by last lease until all limits hold; returns the bytes freed.
 
+        What downloads left that were broken off goes first, all of it, unless somebody goes on with it now.
         ``max_store_bytes`` is a limit for this call, beside the store's own. Leased generations stay, and pinned ones
         unless they are condemned. Raises HostWeightsError: read_only; domain_busy (retryable).
         """
-        self._check_open()
-        ledger = self._ledger(self._workshop())
-        with os_errors(Stage.CAPACITY, f"collect in {self.root}"):
-            return ledger.collect(max_store_bytes, budget)
+        with self._in_use, os_errors(Stage.CAPACITY, f"collect in {self.root}"):
+            return self._ledger(self._workshop()).collect(max_store_bytes, budget)
 
     def usage(self, budget: Budget) -> "Usage":
         """What the store takes and what builders have reserved; raises HostWeightsError(read_only, domain_busy)."""
-        self._check_open()
-        ledger = self._ledger(self._workshop())
-        with os_errors(Stage.CAPACITY, f"read the account of {self.root}"):
-            return ledger.usage(budget)
+        with self._in_use, os_errors(Stage.CAPACITY, f"read the account of {self.root}"):
+            return self._ledger(self._workshop()).usage(budget)
 
     def scrub(self, budget: Budget, reading: "Reading | None" = None) -> "ScrubReport":
         """Compare every byte of every generation with its digest at idle I/O priority, and condemn what is damaged.
@@ -307,8 +313,7 @@ class LocalStore:
         """
         from .scrub import scrub
 
-        self._check_open()
-        with os_errors(Stage.VALIDATION, f"scrub {self.root}"):
+        with self._in_use, os_errors(Stage.VALIDATION, f"scrub {self.root}"):
             return scrub(self._domain.artifacts, self._condemn_found, self._wait.lookup_s, budget, reading)
 
     def _condemn_found(self, key: str, generation: str, code: Code, reason: str) -> None:
@@ -320,23 +325,17 @@ class LocalStore:
 
         A pin may come before the first publication. Raises HostWeightsError(read_only).
         """
-        self._check_open()
-        check_key(key)
-        workshop, artifacts = self._workshop(), self._domain.artifacts
-        with os_errors(Stage.CAPACITY, f"pin {key} in {self.root}"):
-            make_directory(artifacts, key, workshop.directory_mode)
-            with opened_within(artifacts, key) as key_directory:
-                set_pinned(key_directory, pinned=pinned)
+        with self._in_use:
+            check_key(key)
+            workshop, artifacts = self._workshop(), self._domain.artifacts
+            with os_errors(Stage.CAPACITY, f"pin {key} in {self.root}"):
+                make_directory(artifacts, key, workshop.directory_mode)
+                with opened_within(artifacts, key) as key_directory:
+                    set_pinned(key_directory, pinned=pinned)
 
     def close(self) -> None:
-        """Close the store's directories; leases live on. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._domain.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, f"the store {self.root} was closed; open it again")
+        """Close the store's directories, once the last call in another thread has ended; leases live on. Idempotent."""
+        self._in_use.close()
 
     def _workshop(self) -> Workshop:
         if self._domain.workshop is None:
@@ -378,7 +377,6 @@ class LocalStore:
         return lock
 
     def _search(self, identity: ArtifactIdentity, validation: Validation, lease_id: str) -> Search:
-        self._check_open()
         return Search(
             key=artifact_key(identity),
             identity=identity,
@@ -391,7 +389,7 @@ class LocalStore:
     def _lookup(self, search: Search, budget: Budget) -> ArtifactLease | Miss:
         budget.check()
         artifacts = self._domain.artifacts
-        with os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
+        with self._in_use, os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
             try:
                 with opened_within(artifacts, search.key) as key_directory:
                     check_entry(artifacts, key_directory)

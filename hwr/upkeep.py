@@ -1,5 +1,7 @@
 """Looking at a store's generations and removing them, never under a lease."""
 
+import errno
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,9 @@ from .account import directory_bytes
 from .capacity import Ledger
 from .filesystem import files
 from .json_records import NewerSchema
+from .locks import LockHandle
 from .memory import processes_mapping
+from .removal import lock_directory
 from .store_files import Damage, Place, list_names, opened_within, os_errors
 from .validation import read_records
 
@@ -118,25 +122,32 @@ def _list_key(key_directory: Place) -> list[StoredGeneration]:
     found: list[StoredGeneration] = []
     for name in catalog.list_generations(list_names(key_directory)):
         try:
-            with (
-                opened_within(key_directory, name.name) as place,
-                catalog.open_ready(place) as lock,
-            ):
-                found.append(
-                    StoredGeneration(
-                        key=key_directory.name,
-                        generation=name.name,
-                        path=place.path,
-                        size_bytes=directory_bytes(place),
-                        condemned=name.condemned,
-                        pinned=catalog.is_pinned(key_directory),
-                        last_lease_s=files().fstat(lock.fd).st_mtime,
-                        leased=not lock.try_lock(exclusive=True),
-                    )
-                )
+            with LockHandle(name.name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=key_directory.fd) as directory:
+                place = Place(directory.fd, key_directory.path_of(name.name))
+                found.append(_look_at(key_directory, name, directory, place))
         except (FileNotFoundError, NotADirectoryError):
             continue
     return found
+
+
+def _look_at(
+    key_directory: Place, name: catalog.GenerationName, directory: LockHandle, place: Place
+) -> StoredGeneration:
+    with catalog.open_ready(place) as marker:
+        leased = not (lock_directory(directory, place) and marker.try_lock(exclusive=True))
+        status = files().fstat(marker.fd)
+        if status.st_nlink == 0:  # a removal held the lock that was waited for
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
+        return StoredGeneration(
+            key=key_directory.name,
+            generation=name.name,
+            path=place.path,
+            size_bytes=directory_bytes(place),
+            condemned=name.condemned,
+            pinned=catalog.is_pinned(key_directory),
+            last_lease_s=status.st_mtime,
+            leased=leased,
+        )
 
 
 def missing(directory: str) -> HostWeightsError:

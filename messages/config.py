@@ -64,10 +64,11 @@ class WaitPolicy(Record, frozen=True, kw_only=True):
 class CapacityPolicy(Record, frozen=True, kw_only=True):
     """How much disk the store may take; None is no limit. A limit may change at any time, also below what is stored.
 
-    ``max_artifact_bytes`` bounds one artifact's payload files, ``max_store_bytes`` all generations and reservations
-    together. ``min_free_bytes`` stay free on the file system. ``max_condemned_bytes`` bounds what is kept of condemned
-    generations that nobody leases. A build that needs room collects what nobody leases and no pin keeps: condemned
-    generations first, then those whose last lease is longest ago.
+    ``max_artifact_bytes`` bounds one artifact's payload files, ``max_store_bytes`` all generations, reservations and
+    what broken-off downloads left, together. ``min_free_bytes`` stay free on the file system. ``max_condemned_bytes``
+    bounds what is kept of condemned generations that nobody leases. A build that needs room collects what downloads
+    left, then what nobody leases and no pin keeps: condemned generations first, then those whose last lease is longest
+    ago.
     """
 
     max_artifact_bytes: Annotated[int, Meta(ge=1)] | None = None

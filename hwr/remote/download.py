@@ -19,7 +19,7 @@ from ...messages.manifest import FileEntry, Manifest
 from ..contract import Progress
 from ..domain import Workshop
 from ..filesystem import files
-from ..locks import open_lock_file
+from ..leftovers import DIRECTORY_NAME, lock_idle
 from ..store_files import (
     Damage,
     Place,
@@ -38,7 +38,6 @@ from .contract import payload_path
 from .ranges import RangeReader
 from .stream_verifier import StreamVerifier
 
-DIRECTORY_NAME: Final = "downloads"
 _KEPT_S: Final = 7 * 24 * 3600.0
 """What nobody went on with for so long is removed by the next fetch."""
 
@@ -52,6 +51,11 @@ class Download:
         self._reader = reader
         self._key = artifact.manifest.key
         self._name = f"{self._key}.{artifact.manifest_digest}"
+
+    @property
+    def name(self) -> str:
+        """The directory in ``downloads`` that holds what was received."""
+        return self._name
 
     def receive(self, staged: Place, budget: Budget, progress: Progress | None) -> Manifest:
         """Bring every file into ``staged``, verified and synced; returns the manifest.
@@ -79,9 +83,9 @@ class Download:
         return manifest
 
     def forget(self) -> None:
-        """Remove what was received; once it is published, or of no use."""
+        """Remove what was received, once it is published, unless somebody builds the artifact again already."""
         with suppress(OSError), self._opened_parent() as parent:
-            remove_tree(parent, self._name)
+            self._remove_if_idle(parent, self._name)
 
     def sweep(self) -> None:
         """Remove what was received of other manifests of this key, and what nobody went on with for a week."""
@@ -94,10 +98,9 @@ class Download:
                     self._remove_if_idle(parent, name)
 
     def _remove_if_idle(self, parent: Place, name: str) -> None:
-        locks = self._workshop.locks
-        path = locks.path_of(f"{name.partition('.')[0]}.build.lock")
-        with open_lock_file(locks.fd, path, self._workshop.lock_mode) as lock:
-            if lock.try_lock(exclusive=True):
+        lock = lock_idle(self._workshop, name)
+        if lock is not None:
+            with lock:
                 remove_tree(parent, name)
 
     @contextmanager

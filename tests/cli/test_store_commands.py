@@ -281,6 +281,21 @@ def test_A8_gc_with_a_size_deletes_by_last_lease_and_leaves_what_is_pinned(store
     assert two
 
 
+def test_A16_list_shows_and_gc_deletes_what_broken_off_downloads_left(store: LocalStore) -> None:
+    publish(store, ONE)
+    left = store.root / "downloads" / f"{'a' * 64}.{'e' * 64}"
+    left.mkdir(parents=True)
+    (left / "weights-00001.safetensors").write_bytes(bytes(40_960))
+    assert f", {size(40_960)} left by broken-off downloads; " in done(store, "list")
+    assert as_json(store, "list")["left_bytes"] == 40_960
+    refused = run(store, "gc", answer="n\n")
+    assert f"Delete condemned generations (0 B), what downloads left ({size(40_960)})? [y/N]:" in refused.stderr
+    assert left.exists()
+    assert as_json(store, "gc", "--yes") == {"freed_bytes": 40_960}
+    assert not left.exists()
+    assert len(store.list_stored()) == 1
+
+
 def test_A8_rm_asks_and_deletes_the_generations_of_one_key(store: LocalStore) -> None:
     one, two = publish(store, ONE), publish(store, TWO)
     store.condemn(one, "00000001", Code.CHECKSUM_MISMATCH, "x")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hostweights.hwr.budget import PlainBudget
-from hostweights.hwr.contract import BuildResult, Miss
+from hostweights.hwr.contract import BuildResult, Miss, Progress
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.remote.fsspec_remote import open_remote
 from hostweights.hwr.remote.push import Pushed, push
@@ -18,13 +18,16 @@ def policy(url: str, attempts: int = 3, timeout_s: float = TIMEOUT_S) -> RemoteP
     return RemotePolicy(url=url, attempts=attempts, timeout_s=timeout_s)
 
 
-def fetch(store: LocalStore, url: str, attempts: int = 3, timeout_s: float = TIMEOUT_S) -> BuildResult | Miss:
+def fetch(
+    store: LocalStore, url: str, attempts: int = 3, timeout_s: float = TIMEOUT_S, progress: Progress | None = None
+) -> BuildResult | Miss:
     return store.fetch(
         make_identity(),
         open_remote(policy(url, timeout_s=timeout_s)),
         attempts,
         Validation.METADATA,
         PlainBudget(),
+        progress,
         lease_id="fetch",
     )
 

@@ -206,6 +206,27 @@ def test_T26_the_quota_bounds_what_is_kept_of_condemned_generations(root: Path) 
     assert 0 < store.usage(PlainBudget()).condemned_bytes <= RESERVED
 
 
+def test_T26_no_sound_generation_pays_for_condemned_ones_that_are_leased(root: Path) -> None:
+    store = open_limited(root)
+    bad = [publish(store, f"acme/bad{number}") for number in range(2)]
+    for lease in bad:
+        store.condemn(lease.manifest.key, lease.generation, Code.CHECKSUM_MISMATCH, "test")
+    for number in range(4):
+        publish(store, f"acme/{number}").close()
+    sound = stored_keys(store) - {lease.manifest.key for lease in bad}
+
+    assert store.collect(PlainBudget()) == 0
+    assert len(stored_keys(store)) == 6
+    limited = open_limited(root, max_store_bytes=6 * RESERVED, max_condemned_bytes=0)
+    publish(limited, "acme/new").close()
+    assert len(sound & stored_keys(store)) == 3, "the one whose place the new one took"
+    bad[0].close()
+    assert limited.collect(PlainBudget()) > 0
+    assert len(sound & stored_keys(store)) == 3
+    assert bad[1].manifest.key in stored_keys(store)
+    bad[1].close()
+
+
 def test_A8_a_lost_or_damaged_account_is_counted_anew(root: Path) -> None:
     store = open_limited(root)
     publish(store, "acme/a").close()

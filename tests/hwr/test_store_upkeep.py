@@ -1,7 +1,9 @@
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -11,8 +13,11 @@ from hostweights.hwr.filesystem import FileSystem, replaced
 from hostweights.hwr.memory import processes_mapping
 from hostweights.hwr.removal import Victim
 from hostweights.hwr.store import LocalStore
+from hostweights.messages.config import Validation
 from hostweights.messages.failure import Code, HostWeightsError
+from small_disk import image_at, small_disk_at
 from store_kit import (
+    PAYLOAD,
     assert_right_values,
     build,
     condemned_markers,
@@ -172,6 +177,60 @@ def test_T25_a_tree_deeper_than_the_stack_is_swept_and_no_link_followed(store: L
         subprocess.run(["rm", "-rf", store.root / "staging" / "d"], check=True)  # pytest's own clean-up recurses
 
 
+def test_A15_what_an_image_brought_is_removed_and_collected_but_not_under_a_lease(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "disk", "4m") as disk:
+        baked = open_store(disk / "layer" / "root")
+        for model in ("acme/tiny", "acme/other", "acme/third"):
+            build(baked, identity=make_identity(model)).lease.close()
+        baked.close()
+        with image_at(tmp_path / "image", disk / "layer", disk) as image:
+            store = open_store(image / "root")
+            lease = hit(store, Validation.FULL)
+            removed, collected = (each for each in store.list_stored() if not each.leased)
+            assert store.remove(removed.key, removed.generation) == removed.size_bytes
+            assert store.collect(PlainBudget(), max_store_bytes=0) == collected.size_bytes
+            (left,) = store.list_stored()
+            assert names_under(store.root / "staging") == set()
+            assert store.usage(PlainBudget()).held_bytes == left.size_bytes
+            assert_right_values(lease)
+            lease.close()
+            store.remove(left.key, left.generation)
+            assert not left.directory.exists()
+            assert_right_values(published(store))
+
+
+class _Image(FileSystem):
+    """Renames no generation, as a lower layer; the payload cannot be deleted either while it is ``stuck``."""
+
+    stuck = True
+
+    def rename(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if source == "00000001":
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+        super().rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    def unlink(self, name: str, *, dir_fd: int) -> None:
+        if self.stuck and name.endswith(".safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        super().unlink(name, dir_fd=dir_fd)
+
+
+def test_A15_what_stays_of_a_generation_of_an_image_is_none_and_is_collected(store: LocalStore) -> None:
+    directory = published_directory(store)
+    image = _Image()
+    with replaced(image):
+        _remove(store, directory)
+        assert store.list_stored() == []
+        assert miss(store).condemned == 0
+        assert names_under(directory) == {PAYLOAD}
+        held_bytes = store.usage(PlainBudget()).held_bytes
+        assert held_bytes > 0
+        image.stuck = False
+        assert store.collect(PlainBudget(), max_store_bytes=0) == held_bytes
+    assert not directory.exists()
+    assert_right_values(published(store))
+
+
 def test_T25_an_unprivileged_owner_removes_its_read_only_directories(tmp_path: Path) -> None:
     for directory in (tmp_path, *tmp_path.parents[:2]):
         directory.chmod(0o755)
@@ -205,3 +264,51 @@ def test_A15_listing_does_not_disturb_a_lookup_of_another_process(store: LocalSt
     lease = hit(store)
     assert [g.leased for g in store.list_stored()] == [True]
     lease.close()
+
+
+class _FirstLockKept(FileSystem):
+    """Who gets the first exclusive lock, of what is called ``of``, keeps it until another was refused one."""
+
+    def __init__(self, of: str = "") -> None:
+        self.locked, self._refused = Event(), Event()
+        self._of = of
+
+    def flock(self, fd: int, operation: int) -> None:
+        try:
+            super().flock(fd, operation)
+        except BlockingIOError:
+            self._refused.set()
+            raise
+        if not self.locked.is_set() and Path(f"/proc/self/fd/{fd}").readlink().name.endswith(self._of):
+            self.locked.set()
+            assert self._refused.wait(60.0)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_A15_a_listing_is_no_lease_to_another_listing_nor_to_a_removal(store: LocalStore, removed: bool) -> None:
+    directory = published_directory(store)
+    found: list[bool] = []
+    port = _FirstLockKept()
+    with replaced(port):
+        first = Thread(target=lambda: found.extend(each.leased for each in store.list_stored()))
+        first.start()
+        assert port.locked.wait(60.0)
+        if removed:
+            _remove(store, directory)
+        else:
+            assert [each.leased for each in store.list_stored()] == [False]
+        first.join()
+    assert found == [False]
+    assert directory.exists() is not removed
+
+
+def test_A15_a_listing_shows_nothing_of_what_goes_while_it_waits(store: LocalStore) -> None:
+    directory = published_directory(store)
+    port = _FirstLockKept(of="00000001")
+    with replaced(port):
+        removal = Thread(target=lambda: _remove(store, directory))
+        removal.start()
+        assert port.locked.wait(60.0)
+        assert store.list_stored() == []
+        removal.join()
+    assert not directory.exists()

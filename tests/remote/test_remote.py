@@ -1,5 +1,6 @@
 """A16: an artifact on a remote comes exactly as it was published, or not at all."""
 
+import os
 import shutil
 import threading
 from collections.abc import Generator, Iterator
@@ -11,8 +12,10 @@ import pytest
 from child_kit import Child
 from faulty_memory import FaultyMemory, faulty_memory
 from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.capacity import Usage
 from hostweights.hwr.contract import BuildResult, Miss
 from hostweights.hwr.identity import artifact_key
+from hostweights.hwr.locks import LockHandle
 from hostweights.hwr.remote import download, ranges
 from hostweights.hwr.remote.fsspec_remote import FsspecRemote, open_remote
 from hostweights.hwr.store import LocalStore
@@ -261,6 +264,28 @@ def test_A16_a_killed_process_leaves_what_it_received(remote: Path, store: Local
     assert names_under(store.root / "staging") == set()
 
 
+def test_A16_what_came_right_is_gone_on_with_at_the_limit_and_under_a_collection(
+    remote: Path, store: LocalStore
+) -> None:
+    seen: list[Usage] = []
+
+    def look(_done: int, _total: int) -> None:
+        assert store.collect(PlainBudget(), max_store_bytes=0) == 0
+        seen.append(store.usage(PlainBudget()))
+
+    with http_remote(remote, *[""] * 6, "broken*") as url, pytest.raises(HostWeightsError):
+        fetch(store, url, progress=look)
+    assert store.usage(PlainBudget()).left_bytes >= 4 * 1024
+    limit = seen[0].reserved_bytes
+    limited = LocalStore.open(store.root, WaitPolicy(), PlainBudget(), CapacityPolicy(max_store_bytes=limit))
+    with http_remote(remote) as url:
+        fetch(limited, url, progress=look)
+        assert served(url)[1] <= payload_bytes(remote) - 4 * 1024
+    assert {(usage.held_bytes, usage.reserved_bytes, usage.left_bytes) for usage in seen} == {(0, limit, 0)}
+    assert not list((store.root / "downloads").iterdir())
+    limited.close()
+
+
 def test_A16_what_was_received_and_damaged_since_is_asked_for_again(remote: Path, store: LocalStore) -> None:
     with http_remote(remote, *[""] * 8, "broken*") as url, pytest.raises(HostWeightsError):
         fetch(store, url)
@@ -300,6 +325,30 @@ def test_A16_the_next_fetch_removes_what_nobody_went_on_with(
     monkeypatch.setattr(download, "_KEPT_S", -1.0)
     fetched(store, f"file://{remote}").close()
     assert not list(downloads.iterdir())
+
+
+def test_A16_nobody_forgets_what_another_process_receives_by_now(
+    remote: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget = download.Download.forget
+
+    def while_another_builds(self: download.Download) -> None:
+        with LockHandle(store.root / "locks" / f"{KEY}.build.lock", os.O_RDONLY) as lock:
+            assert lock.try_lock(exclusive=True)
+            forget(self)
+
+    monkeypatch.setattr(download.Download, "forget", while_another_builds)
+    fetched(store, f"file://{remote}").close()
+    assert list((store.root / "downloads").iterdir())
+    assert store.usage(PlainBudget()).left_bytes == 0
+    assert not list((store.root / "downloads").iterdir())
+
+
+def test_A16_a_store_closed_during_a_fetch_stays_open_for_it(remote: Path, store: LocalStore) -> None:
+    result = fetch(store, f"file://{remote}", progress=lambda _done, _total: store.close())
+    assert isinstance(result, BuildResult)
+    assert result.built
+    assert not list((store.root / "downloads").iterdir())
 
 
 def test_A16_two_that_fetch_at_once_bring_it_once(remote: Path, store: LocalStore) -> None:

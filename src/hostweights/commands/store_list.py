@@ -42,9 +42,10 @@ def _show(console: "Console", state: "StoreState") -> None:
         console.print(table, highlight=False, markup=False)
     access = ", read-only" if state.read_only else ""
     reserved = "" if state.reserved_bytes is None else f", {size(state.reserved_bytes)} reserved by builders"
+    left = f", {size(state.left_bytes)} left by broken-off downloads" if state.left_bytes else ""
     console.print(
         f"{len(state.entries)} generations, {size(state.held_bytes)} ({size(state.condemned_bytes)} condemned)"
-        f"{reserved}; {size(state.free_bytes)} free on {state.filesystem}{access}",
+        f"{reserved}{left}; {size(state.free_bytes)} free on {state.filesystem}{access}",
         highlight=False,
         markup=False,
         soft_wrap=True,

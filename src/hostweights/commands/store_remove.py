@@ -19,20 +19,22 @@ def gc(
 ) -> None:
     """Delete the condemned generations, and with --max-size those whose last lease is longest ago.
 
-    What is leased stays, and so does what is pinned and not condemned. Exit code 0 when done; 1 when not confirmed; 2
-    on bad input or a failure.
+    What broken-off downloads left goes too. What is leased stays, and so does what is pinned and not condemned.
+    Exit code 0 when done; 1 when not confirmed; 2 on bad input or a failure.
 
     Example: hostweights gc --max-size 200G --yes --root /var/cache/hostweights
     """
     limit = None if max_size is None else size_bytes(max_size)
     with opened(root, debug=debug) as upkeep:
         state = upkeep.state()
-        excess = 0 if limit is None else max(0, state.held_bytes - limit)
-        if not yes and not state.condemned_bytes and not excess:
+        left_bytes = state.left_bytes or 0
+        excess = 0 if limit is None else max(0, state.held_bytes + left_bytes - limit)
+        if not yes and not state.condemned_bytes and not excess and not left_bytes:
             freed = 0
         else:
             by_use = f", and others by last lease until {size(limit)} are left" if limit is not None else ""
-            confirmed(f"Delete condemned generations ({size(state.condemned_bytes)}){by_use}?", yes=yes)
+            left = f", what downloads left ({size(left_bytes)})" if left_bytes else ""
+            confirmed(f"Delete condemned generations ({size(state.condemned_bytes)}){left}{by_use}?", yes=yes)
             freed = upkeep.collect(limit)
     if as_json:
         print_json({"freed_bytes": freed})
