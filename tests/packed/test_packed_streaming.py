@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from hostweights import HostWeights, HostWeightsError, Mode, open_sync, warm
+from hostweights.dlo import Streamer
 from hostweights.dlo.devices.cpu import CpuStream
 from hostweights.dlo.packed.decoders import HostDecoder
 from hostweights.dlo.packed.pace import Pace
+from hostweights.hwr.budget import PlainBudget
 from hostweights.messages.config import PackingPolicy
-from hostweights.messages.failure import Code
+from hostweights.messages.failure import Code, Stage, error
 from hostweights.messages.report import PublicationOutcome
 from hostweights.messages.transport import Backing, BackingChoice
-from packed_model import Packable, forward, make_packable, packing_config
+from packed_model import WIDTH, Packable, forward, make_packable, packing_config
 from store_kit import open_store
 from tiny_model import factory, make_checkpoint
 
@@ -70,6 +72,45 @@ def test_C12_a_block_reads_right_in_a_state_dict_taken_while_it_is_used(tmp_path
     assert seen
     for name, value in seen.items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+class Expired(PlainBudget):
+    """Nothing may wait."""
+
+    def check(self) -> None:
+        raise error(Stage.TRANSPORT, Code.DEADLINE_EXCEEDED, "no time is left")
+
+
+def test_C9_a_packed_block_that_is_called_while_a_detach_waits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, source = make_packable(tmp_path)
+    expected = forward(model)
+    made: list[Streamer] = []
+    attach = Streamer.attach
+    monkeypatch.setattr(Streamer, "attach", lambda *args, **named: made.append(attach(*args, **named)) or made[0])
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        attachment = host.attach(loaded, device="cpu")
+        inside, leave = threading.Event(), threading.Event()
+        norm = loaded.module.get_submodule("layers.0.norm")
+        hook = norm.register_forward_hook(lambda *_: (inside.set(), leave.wait(), None)[2])
+        caller = threading.Thread(target=loaded.module.get_submodule("layers.0"), args=(torch.zeros(1, WIDTH),))
+        caller.start()
+        inside.wait()
+        hook.remove()
+        try:
+            with pytest.raises(HostWeightsError) as waited:
+                made[0].detach(terminal=False, budget=Expired())
+            assert waited.value.code is Code.DEADLINE_EXCEEDED
+            with pytest.raises(HostWeightsError, match="while its model is being detached") as refused:
+                forward(loaded.module)
+            assert (refused.value.code, refused.value.failure.retryable) == (Code.NOT_ATTACHED, True)
+        finally:
+            leave.set()
+            caller.join()
+        host.detach(attachment)
+        assert torch.equal(forward(loaded.module), expected)
 
 
 @pytest.mark.asyncio
