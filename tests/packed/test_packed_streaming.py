@@ -74,6 +74,36 @@ def test_C12_a_block_reads_right_in_a_state_dict_taken_while_it_is_used(tmp_path
         assert torch.equal(value, model.state_dict()[name]), name
 
 
+def split(module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, metadata: object) -> None:
+    """A state dict hook that stores a fused weight as its parts, and as another dtype's."""
+    del module, metadata
+    weight = state.pop(f"{prefix}weight")
+    state[f"{prefix}first"], state[f"{prefix}last"], state[f"{prefix}columns"] = weight[:1], weight[1:], weight.t()[3:]
+    state[f"{prefix}bits"] = weight.view(torch.int16)[2:]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_C12_a_state_dict_hook_that_slices_gets_slices_of_the_values(tmp_path: Path, used: bool) -> None:
+    model, source = make_packable(tmp_path)
+    seen: list[dict[str, torch.Tensor]] = []
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        for each in (model, loaded.module):
+            for index in range(3):
+                each.get_submodule(f"layers.{index}.linear").register_state_dict_post_hook(split)
+        host.attach(loaded, device="cpu")
+        if used:
+            norm = loaded.module.get_submodule("layers.1.norm")
+            norm.register_forward_hook(lambda *_: seen.append(loaded.module.state_dict()))
+        forward(loaded.module)
+        seen.append(loaded.module.state_dict())
+    assert len(seen) == 1 + used
+    for state in seen:
+        assert list(state) == list(model.state_dict())
+        for name, value in model.state_dict().items():
+            assert torch.equal(state[name], value), name
+
+
 class Expired(PlainBudget):
     """Nothing may wait."""
 
