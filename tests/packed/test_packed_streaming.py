@@ -3,6 +3,7 @@
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,8 @@ def test_C12_a_state_dict_hook_that_slices_gets_slices_of_the_values(tmp_path: P
         loaded = host.load(partial(Packable, 3), source)
         for each in (model, loaded.module):
             for index in range(3):
-                each.get_submodule(f"layers.{index}.linear").register_state_dict_post_hook(split)
+                linear = each.get_submodule(f"layers.{index}.linear")
+                linear.register_state_dict_post_hook(split)  # type: ignore[no-untyped-call]  # torch's
         host.attach(loaded, device="cpu")
         if used:
             norm = loaded.module.get_submodule("layers.1.norm")
@@ -118,13 +120,22 @@ def test_C9_a_packed_block_that_is_called_while_a_detach_waits_is_refused(
     expected = forward(model)
     made: list[Streamer] = []
     attach = Streamer.attach
-    monkeypatch.setattr(Streamer, "attach", lambda *args, **named: made.append(attach(*args, **named)) or made[0])
+
+    def remembered(*args: Any, **named: Any) -> Streamer:
+        made.append(attach(*args, **named))
+        return made[-1]
+
+    monkeypatch.setattr(Streamer, "attach", remembered)
     with open_sync(packing_config(tmp_path / "store")) as host:
         loaded = host.load(partial(Packable, 3), source)
         attachment = host.attach(loaded, device="cpu")
         inside, leave = threading.Event(), threading.Event()
-        norm = loaded.module.get_submodule("layers.0.norm")
-        hook = norm.register_forward_hook(lambda *_: (inside.set(), leave.wait(), None)[2])
+
+        def stay(*_: object) -> None:
+            inside.set()
+            leave.wait()
+
+        hook = loaded.module.get_submodule("layers.0.norm").register_forward_hook(stay)
         caller = threading.Thread(target=loaded.module.get_submodule("layers.0"), args=(torch.zeros(1, WIDTH),))
         caller.start()
         inside.wait()
