@@ -146,8 +146,12 @@ class RingDriver:
         self._refuse_fork()
         with self._lock:
             self._ring.order.begin()
-            if self._tuner is not None and self._ring.order.outermost and not self._closed:
-                self._tune(self._tuner)
+            try:
+                if self._tuner is not None and self._ring.order.outermost and not self._closed:
+                    self._tune(self._tuner)
+            except BaseException:  # no end follows a begin that raised
+                self._ring.order.end(False)
+                raise
 
     def end_forward(self, completed: bool) -> None:
         """It ended. After one that failed nothing is fetched ahead: what was wrong then must not fail the next one."""
