@@ -1,6 +1,8 @@
 """What a block's parameters hold: a slot's views while the block is used, their host tensors otherwise."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import torch
 
@@ -109,26 +111,54 @@ class BlockBinding:
         """The host tensor of a streamed parameter's current value; any other tensor is given back as it is."""
         if self._bound is None:
             return tensor
-        homes = {view.data_ptr(): parked for view, parked in zip(self._bound, self._parked, strict=True)}
-        return mapped(tensor, lambda part: homes.get(part.data_ptr(), part))
+        bound, parked, place_of = self._bound, self._parked, _places(self._bound)
+
+        def home(part: torch.Tensor) -> torch.Tensor:
+            place = place_of(part)
+            return part if place is None else _same_part(part, bound[place], parked[place])
+
+        return mapped(tensor, home)
 
     def restore_values(
         self, state_dict: dict[str, object], prefix: str, restored: Callable[[], Mapping[str, torch.Tensor]]
     ) -> None:
         """Put real values in place of a slot's views or stand-ins in a state dict; made only if one is there."""
         shown = self._parked if self._bound is None else (*self._bound, *self._parked)
-        names = {tensor.data_ptr(): name for tensor, name in zip(shown, self._names * 2, strict=False)}
-        found = {
-            key: names[value.data_ptr()]
+        place_of = _places(shown)
+        found = [
+            (key, value, place)
             for key, value in state_dict.items()
-            if key.startswith(prefix) and isinstance(value, torch.Tensor) and value.data_ptr() in names
-        }
+            if key.startswith(prefix) and isinstance(value, torch.Tensor) and (place := place_of(value)) is not None
+        ]
         values = restored() if found else {}
-        state_dict.update({key: values[name] for key, name in found.items()})
+        for key, value, place in found:
+            state_dict[key] = _same_part(value, shown[place], values[self._names[place % len(self._names)]])
 
     def _fingerprint(self) -> list[int]:
         prints = [parameter.data_ptr() for parameter in self._parameters]
         return prints + [_version(parameter) for parameter in self._parameters]
+
+
+def _places(shown: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], int | None]:
+    """Says in which of these, each one run of memory, a tensor begins; None for one that lies elsewhere."""
+    runs = sorted((tensor.data_ptr(), tensor.nbytes, place) for place, tensor in enumerate(shown))
+
+    def place_of(tensor: torch.Tensor) -> int | None:
+        address = tensor.data_ptr()
+        start, size_bytes, place = runs[bisect_right(runs, address, key=itemgetter(0)) - 1]
+        return place if start <= address < start + size_bytes else None
+
+    return place_of
+
+
+def _same_part(view: torch.Tensor, shown: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Of ``real``, which lies in memory as ``shown`` does, what ``view`` is of ``shown``: all of it, or a slice."""
+    skipped_bytes = view.data_ptr() - shown.data_ptr()
+    if not skipped_bytes and (view.dtype, view.shape, view.stride()) == (real.dtype, real.shape, real.stride()):
+        return real
+    start = (real.storage_offset() * real.itemsize + skipped_bytes) // view.itemsize
+    made = torch.empty(0, dtype=view.dtype, device=real.device)
+    return made.set_(real.untyped_storage(), start, view.shape, view.stride())
 
 
 def _version(parameter: torch.Tensor) -> int:

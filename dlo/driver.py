@@ -22,7 +22,7 @@ from .contract import Device, Event, HostBacking
 from .layout import views
 from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
-from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block
+from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block, not_handed_back
 from .stalls import StallMeter
 from .timeline import Timeline
 from .transfer import Transfer, Way, settle
@@ -89,12 +89,15 @@ class RingDriver:
         While other threads hold every slot, waits until one of them is through with its block. Does nothing once the
         driver is closed. Raises HostWeightsError: copy_failed (retryable) if the block's bytes could not be brought;
         slots_exhausted if the thread itself holds blocks and no slot is left; unsupported if the block's parameters
-        were changed meanwhile, or in a forked process.
+        were changed meanwhile, or in a forked process; not_attached (retryable) while a closed driver has not handed
+        back the values of packed parameters.
         """
         self._refuse_fork()
         with self._lock:
             self._wait_for_slot(use.block)
             if self._closed:
+                if self._slots and self._unpacking() is not None:
+                    raise not_handed_back(self._bindings[use.block].path)
                 return
             binding = self._bindings[use.block]
             binding.check_untouched()
@@ -143,8 +146,12 @@ class RingDriver:
         self._refuse_fork()
         with self._lock:
             self._ring.order.begin()
-            if self._tuner is not None and self._ring.order.outermost and not self._closed:
-                self._tune(self._tuner)
+            try:
+                if self._tuner is not None and self._ring.order.outermost and not self._closed:
+                    self._tune(self._tuner)
+            except BaseException:  # no end follows a begin that raised
+                self._ring.order.end(False)
+                raise
 
     def end_forward(self, completed: bool) -> None:
         """It ended. After one that failed nothing is fetched ahead: what was wrong then must not fail the next one."""

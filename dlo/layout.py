@@ -57,6 +57,8 @@ def why_not_streamable(tensor: torch.Tensor) -> str | None:
         return f"has dtype {tensor.dtype} and layout {tensor.layout}"
     if not tensor.numel():
         return "has no elements"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a view that conjugates or negates the bytes it shows"
     if not is_dense(tensor):
         return f"has strides {tensor.stride()} over shape {tuple(tensor.shape)}, which are not one run of memory"
     return None

@@ -230,12 +230,19 @@ class Registration:
             return f"not done within {self._policy.deadline_s} s"
         for which, limit in (
             ("the budget", self._policy.budget_bytes),
-            ("what the memory control group can pin", self._room_bytes),
+            ("what the memory control group can pin beside other attachments", self._group_room()),
             ("what RLIMIT_MEMLOCK leaves, which this driver charges (see ulimit -l),", self._lock_room()),
         ):
             if limit is not None and done_bytes > limit:
                 return f"{which} is {limit} bytes"
         return None
+
+    def _group_room(self) -> int | None:
+        """Pinned page cache still counts as room in the group's figures: what others registered of it is taken off."""
+        if self._room_bytes is None:
+            return None
+        own_bytes = sum(chunk.size_bytes for chunk in self._registered)
+        return max(0, self._room_bytes - (self._ledger.registered_bytes - own_bytes))
 
     def _lock_room(self) -> int | None:
         return self._limit.left_bytes if self._charges else None

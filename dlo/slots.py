@@ -61,6 +61,18 @@ def inside_block() -> HostWeightsError:
     )
 
 
+def not_handed_back(path: str) -> HostWeightsError:
+    """A block of packed weights has no values on the host until its detach is through."""
+    return error(
+        Stage.TRANSPORT,
+        Code.NOT_ATTACHED,
+        f"block {path!r} was called while its model is being detached, and its packed weights have no values on the "
+        "host before that is done; call it once detach has returned, and call detach again if that failed",
+        retryable=True,
+        block=path,
+    )
+
+
 def forked() -> HostWeightsError:
     """A child process has neither the copy threads nor the device's context."""
     return error(

@@ -202,7 +202,7 @@ class Streamer:
         For who must see every weight at once, between two forwards. Waits by ``budget`` for the blocks in use; blocks
         that are called meanwhile wait. Keep it short, and call no block inside.
         """
-        with self.at_home(), self._driver.at_rest(budget):
+        with self._changing, self._driver.at_rest(budget), self._homes_shown():
             yield
 
     def release(self) -> int:
@@ -239,7 +239,12 @@ class Streamer:
 
         Afterwards the replacements are what ``detach`` brings back; what computes stays what it was.
         """
-        with self._changing, ExitStack() as stack:
+        with self._changing, self._homes_shown():
+            yield
+
+    @contextmanager
+    def _homes_shown(self) -> Iterator[None]:
+        with ExitStack() as stack:
             stack.enter_context(self._resident.at_home())
             for part in self._parts:
                 stack.enter_context(part.at_home())

@@ -47,15 +47,18 @@ class Timeline:
 
     def passed(self) -> bool:
         """Whether ``finish`` would not wait."""
-        return all(end.done() for _, _, _, end in self._marks)
+        return self._origin.done() and all(begin.done() and end.done() for _, _, begin, end in self._marks)
 
     def finish(self) -> None:
-        """Wait for every event and turn them into seconds. Intervals of failed copies are left out."""
+        """Wait for every event and turn them into seconds. Intervals of failed copies are left out.
+
+        The origin is waited for as well: it may lie on another stream than what was recorded.
+        """
         made: list[Interval] = []
         for kind, block, begin, end in self._marks:
             try:
-                begin.synchronize()
-                end.synchronize()
+                for event in (self._origin, begin, end):
+                    event.synchronize()
             except Exception:  # noqa: BLE001, S112 - whoever needed the copy was told
                 continue
             begin_s = self._device.elapsed_s(self._origin, begin)

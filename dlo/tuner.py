@@ -3,6 +3,9 @@
 Nothing waits for the measurement: events are read in a later forward, when they have passed.
 """
 
+from itertools import groupby
+from operator import attrgetter
+
 from .contract import Device
 from .depth import LEAST_SLOTS, Depth, UseTimes, choose_depth
 from .timeline import Timeline
@@ -53,13 +56,15 @@ class Tuner:
             return None
         timeline.finish()
         self._timeline = None
-        kinds: dict[str, dict[int, float]] = {"copy": {}, "stall": {}, "compute": {}}
-        for each in timeline.intervals:
-            kinds[each.kind][each.block] = each.end_s - each.begin_s
-        copies = kinds["copy"]
-        if not copies or not kinds["compute"]:
+        rows = timeline.table()
+        copies = {row.block: row.copy_s / row.copies for row in rows if row.copies}
+        computed = [each for each in timeline.intervals if each.kind == "compute"]
+        if not copies or not computed:
             return Depth(LEAST_SLOTS, "2 slots: a forward copies nothing")
         mean_s = sum(copies.values()) / len(copies)
-        order = [each.block for each in timeline.intervals if each.kind == "compute"]
-        uses = [UseTimes(block, copies.get(block, mean_s), kinds["compute"][block]) for block in order]
-        return choose_depth(uses, sum(kinds["stall"].values()), self.most_slots)
+        # Uses in a row find the block in its slot: one copy and one slot serve them all.
+        uses = [
+            UseTimes(block, copies.get(block, mean_s), sum(each.end_s - each.begin_s for each in run))
+            for block, run in groupby(computed, attrgetter("block"))
+        ]
+        return choose_depth(uses, sum(row.stall_s for row in rows), self.most_slots)

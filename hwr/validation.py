@@ -101,6 +101,7 @@ def check_structure(manifest: Manifest) -> ManifestIndex:
         found = files.get(part.file)
         if found is None or part.offset < found.data_offset or part.offset + part.size_bytes > found.size_bytes:
             raise _outside(part, part.size_bytes)
+    _check_members(manifest)
     if (problem := why_wrong(manifest)) is not None:
         raise _corrupt(problem)
     names = index.by_name.keys() | {tensor.name for tensor in manifest.packed} if manifest.packed else index.by_name
@@ -125,6 +126,25 @@ def _check_tensors(tensors: Sequence[TensorEntry], file: FileEntry | None, item:
     if min(offsets) < file.data_offset or max(offsets) + size_bytes > file.size_bytes:
         inside = range(file.data_offset, file.size_bytes - size_bytes + 1)
         raise _outside(next(tensor for tensor in tensors if tensor.offset not in inside), size_bytes)
+
+
+def _check_members(manifest: Manifest) -> None:
+    """Check that each block's tensors lie in its extent: what streams copies that, and no byte beside it."""
+    home, file, start, end = -1, "", 0, 0
+    for tensor in manifest.tensors:
+        block = tensor.block
+        if block is None:
+            continue
+        if block != home:  # in file order the tensors of a block stand together
+            if block >= len(manifest.blocks):
+                raise _corrupt(f"tensor {tensor.name!r} is of block {block}, and there are {len(manifest.blocks)}")
+            extent = manifest.blocks[block]
+            home, file, start, end = block, extent.file, extent.offset, extent.offset + extent.size_bytes
+        if tensor.offset < start or tensor.offset + tensor.size_bytes > end or tensor.file != file:
+            raise _corrupt(
+                f"tensor {tensor.name!r} lies at {tensor.offset} of {tensor.file}, outside its block "
+                f"{manifest.blocks[block].name!r} at {start} to {end} of {file}"
+            )
 
 
 def _check_digests(tensors: Sequence[TensorEntry]) -> None:

@@ -81,7 +81,11 @@ class DeviceCollective:
         return self._launch(slot, part, what, self._ranks.deadline_s)
 
     def warm(self, deadline_s: float) -> None:
-        """Make the communicator, which comes with the first collective, before a forward needs it."""
+        """Make the communicator, which comes with the first collective, before a forward needs it.
+
+        That cannot be watched, and has no end without all ranks: they say first that they are still here.
+        """
+        self._ranks.exchange([0], "the first collective", deadline_s)
         part = torch.zeros(256, dtype=torch.uint8, device=self._device)
         slot = torch.empty(256 * self._ranks.size, dtype=torch.uint8, device=self._device)
         torch.cuda.current_stream(self._device).synchronize()

@@ -11,6 +11,8 @@ from typing import Final
 from torch.distributed import distributed_c10d as c10d
 
 POLL_S: Final = 0.01
+GONE: Final = "-"
+"""In place of the mark of a rank that is not there any more."""
 
 _MEETING: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
 """One meeting of a key at a time in this process: the store has one place for each rank."""
@@ -34,10 +36,14 @@ def meet(store: "c10d.Store", key: str, ranks: Sequence[int], rank: int, limit_s
 
 
 def _lead(place: "c10d.Store", ranks: Sequence[int], until_s: float) -> str:
-    meeting, marks = uuid.uuid4().hex, [_mark(rank) for rank in range(1, len(ranks))]
-    while missing := [rank for rank, mark in zip(ranks[1:], marks, strict=True) if not place.check([mark])]:
+    meeting = uuid.uuid4().hex
+    while True:
+        marks = [_left_mark(place, rank) for rank in range(1, len(ranks))]
+        missing = [rank for rank, mark in zip(ranks[1:], marks, strict=True) if mark == GONE]
+        if not missing:
+            break
         _wait(until_s, f"ranks {missing} did not come")
-    place.set("meeting", " ".join([meeting, *(place.get(mark).decode() for mark in marks)]))
+    place.set("meeting", " ".join([meeting, *marks]))
     return meeting
 
 
@@ -53,7 +59,12 @@ def _follow(place: "c10d.Store", ranks: Sequence[int], rank: int, until_s: float
             _wait(until_s, f"rank {ranks[0]}, which says who meets, did not come, or others did not")
     finally:
         with suppress(Exception):  # the store went with its process
-            place.delete_key(_mark(rank))
+            place.set(_mark(rank), GONE)
+
+
+def _left_mark(place: "c10d.Store", rank: int) -> str:
+    """A key that was there once stays there: to get one that is not would wait for as long as the store likes."""
+    return place.get(_mark(rank)).decode() if place.check([_mark(rank)]) else GONE
 
 
 def _mark(rank: int) -> str:

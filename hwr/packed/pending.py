@@ -89,6 +89,12 @@ class PendingParameter(nn.Parameter):
         with _ORDINARY():
             return func(*args, **named)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """Unpack, then copy: torch's own asks for the class first, and would make a copy that waits for nothing."""
+        self.become()
+        copied: nn.Parameter = nn.Parameter.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]  # torch's
+        return copied
+
     def become(self) -> None:
         """Unpack now; does nothing the second time, from whichever thread."""
         with _UNPACKING, _ORDINARY():

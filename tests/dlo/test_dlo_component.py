@@ -212,6 +212,40 @@ def test_C9_every_tensor_is_at_home_with_its_value_and_goes_back_to_the_device(d
     assert {name: each.data_ptr() for name, each in model.named_parameters()} == home
 
 
+def test_C9_nothing_goes_home_under_a_block_in_use(device: CudaDevice) -> None:
+    model = Stack(HIDDEN)
+    expected = run(model)
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), on_demand=["norm"])
+    away = addresses(model)
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        leave.wait()
+
+    model.block(1).entered = stay
+    out: list[torch.Tensor] = []
+    caller = threading.Thread(target=lambda: out.append(run(model)))
+    caller.start()
+    inside.wait()
+    used = [*addresses(model.block(1)), *addresses(model.inlet)]
+    waiting: list[list[int]] = []
+
+    class Waiting(PlainBudget):
+        def check(self) -> None:
+            waiting.append([*addresses(model.block(1)), *addresses(model.inlet)])
+            leave.set()
+
+    with streamer.at_rest(Waiting()):
+        assert not set(addresses(model.inlet)) & set(used)
+    caller.join()
+    assert waiting[0] == used
+    assert torch.equal(out[0], expected)
+    assert addresses(model) == away
+    streamer.detach(terminal=False)
+
+
 def test_C5_what_is_put_in_place_at_home_is_what_kept_blocks_and_parts_come_back_to(
     device: CudaDevice, tmp_path: Path
 ) -> None:

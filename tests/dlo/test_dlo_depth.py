@@ -12,6 +12,9 @@ from dlo_support import ProbeDevice, Stack, discover, library_threads, run
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.dlo.contract import Event
 from hostweights.dlo.depth import Depth, UseTimes, choose_depth, forward_s
+from hostweights.dlo.devices.cpu import CpuDevice
+from hostweights.dlo.timeline import Timeline
+from hostweights.dlo.tuner import Tuner
 from hostweights.messages.failure import Code, HostWeightsError
 
 SECONDS = st.floats(1e-5, 1.0)
@@ -145,6 +148,87 @@ def test_C2_a_recording_comes_before_the_measurement_and_a_failed_forward_is_mea
     assert streamer.stats().depth == "2 slots: not measured yet"
     run_until_measured(streamer, model)
     streamer.detach(terminal=False)
+
+
+def test_C2_a_forward_that_could_not_begin_is_over(device: ProbeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stack([4, 9, 5, 7])
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), slots=None)
+    run(model)
+    with monkeypatch.context() as failing:
+        failing.setattr(Tuner, "answer", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(model)
+    begun = streamer.stats().forwards
+    run(model)
+    run(model)
+    assert streamer.stats().forwards == begun + 2
+    streamer.detach(terminal=False)
+
+
+class Point:
+    """An event that passes once it was waited for."""
+
+    def __init__(self, at_s: float, *, passed: bool = True) -> None:
+        self.at_s = at_s
+        self.passed = passed
+
+    def done(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+
+class Clock(CpuDevice):
+    """Its points are given, and it reads those that have passed."""
+
+    def __init__(self, origin: Point) -> None:
+        super().__init__()
+        self._origin = origin
+
+    def compute_record(self) -> Event:
+        return self._origin
+
+    def elapsed_s(self, begin: object, end: object) -> float:
+        assert isinstance(begin, Point)
+        assert isinstance(end, Point)
+        assert begin.passed
+        assert end.passed
+        return end.at_s - begin.at_s
+
+
+@pytest.mark.parametrize("late", ["origin", "begin", "end"])
+def test_C2_a_timeline_has_passed_once_every_event_has_and_waits_for_all_of_them(late: str) -> None:
+    origin, begin, end = (
+        Point(at_s, passed=late != name) for at_s, name in ((1.0, "origin"), (2.0, "begin"), (5.0, "end"))
+    )
+    timeline = Timeline(Clock(origin), ["only"])
+    timeline.add("compute", 0, begin, end)
+    assert not timeline.passed()
+    timeline.finish()
+    assert [(each.begin_s, each.end_s) for each in timeline.intervals] == [(1.0, 4.0)]
+
+
+@pytest.mark.parametrize("uses_in_a_row", [1, 2, 3])
+def test_C2_what_every_use_of_a_block_waited_and_computed_counts(uses_in_a_row: int) -> None:
+    tuner = Tuner(4)
+    timeline = tuner.begin(Clock(Point(0.0)), ["a", "b", "c", "d"])
+    now_s = 0.0
+    for block, copy_s in enumerate([1.0, 9.0, 1.0, 9.0]):
+        timeline.add("copy", block, Point(now_s), Point(now_s + copy_s))
+        for use in range(uses_in_a_row):
+            began_s = now_s + (0.0 if use else copy_s / 2)
+            timeline.add("stall", block, Point(now_s), Point(began_s))
+            now_s = began_s + 3.0 / uses_in_a_row
+            timeline.add("compute", block, Point(began_s), Point(now_s))
+    tuner.end(True)
+    expected = choose_depth(
+        [UseTimes(block, copy_s, 3.0) for block, copy_s in enumerate([1.0, 9.0, 1.0, 9.0])], 10.0, 4
+    )
+    found = tuner.answer()
+    assert expected.slots > 2
+    assert found == expected
 
 
 def run_until_measured(streamer: Streamer, model: Stack) -> None:

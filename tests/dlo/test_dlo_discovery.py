@@ -132,6 +132,17 @@ def test_T62_what_is_not_one_run_of_memory_stays_resident() -> None:
     assert "strides (0,)" in reasons["blocks.0.up.bias"]
 
 
+def test_T62_a_view_that_conjugates_or_negates_its_bytes_stays_resident() -> None:
+    values = torch.randn(4, dtype=torch.cfloat)
+    model = Stack([4, 4])
+    model.block(0).up.bias = nn.Parameter(values.conj())
+    model.block(0).down.bias = nn.Parameter(values.conj().imag)
+    model.block(1).up.bias = nn.Parameter(values)
+    reasons = dict(discover(model).resident)
+    assert set(reasons) == {"blocks.0.up.bias", "blocks.0.down.bias"}
+    assert all("conjugates or negates" in reason for reason in reasons.values())
+
+
 def test_C1_blocks_without_parameters_are_left_out() -> None:
     root = nn.Module()
     root.layers = nn.ModuleList([nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2)])

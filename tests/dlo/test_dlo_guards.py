@@ -113,6 +113,33 @@ def test_T71_a_state_dict_taken_inside_a_block_stays_right(model: Stack, streame
         assert all(torch.equal(state[name], value) for name, value in values.items())
 
 
+def test_T71_a_state_dict_hook_that_slices_gets_slices_of_the_host_tensors(model: Stack, streamer: Streamer) -> None:
+    del streamer
+
+    def split(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, metadata: object) -> None:
+        del module, metadata
+        weight = state.pop(f"{prefix}weight")
+        state[f"{prefix}rows"], state[f"{prefix}columns"], state[f"{prefix}flat"] = (
+            weight[1:],
+            weight.t()[1:],
+            weight.view(-1),
+        )
+
+    for part in (model.block(0).up, model.block(1).down):
+        part.register_state_dict_post_hook(split)  # type: ignore[no-untyped-call]  # torch's
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    taken: list[dict[str, torch.Tensor]] = []
+    for index in range(3):
+        model.block(index).entered = lambda: taken.append(model.state_dict())
+    run(model)
+    assert len(taken) == 3
+    for state in taken:
+        assert {name: value.stride() for name, value in state.items()} == {
+            n: v.stride() for n, v in model.state_dict().items()
+        }
+        assert all(torch.equal(state[name], value) for name, value in values.items())
+
+
 class Adapter(nn.Module):
     """A low-rank adapter around a linear layer, as added by fine-tuning libraries."""
 

@@ -60,6 +60,41 @@ def test_T48_the_lock_limit_is_said_and_obeyed_only_where_the_driver_charges_it(
     assert not driver.registered
 
 
+def test_T22_registrations_of_one_process_share_the_control_groups_room() -> None:
+    driver, ledger = FakeCuda(), Ledger()
+    device = fake_device(driver)
+
+    def registration_at(start: int) -> Registration:
+        ranges = [HostRange(start + 10 * PAGE * index, PAGE, FILE) for index in range(4)]
+        made = Registration(
+            device.host_memory(),
+            ranges,
+            None,
+            RegistrationPolicy(),
+            ledger=ledger,
+            chunk_bytes=PAGE,
+            headroom=lambda: 6 * PAGE,
+            locks=lambda: LockLimit(None, 0),
+        )
+        made.start()
+        for block in range(4):
+            while made.worth_waiting(block):
+                made.await_block(block)
+        return made
+
+    first, second = registration_at(1000 * PAGE), registration_at(2000 * PAGE)
+    assert first.info().state == "complete"
+    assert (second.info().state, second.info().blocks, ledger.registered_bytes) == ("partial", 2, 6 * PAGE)
+    assert second.info().room_bytes == 6 * PAGE
+    assert f"can pin beside other attachments is {2 * PAGE} bytes" in second.info().reason
+    first.close()
+    third = registration_at(3000 * PAGE)
+    assert third.info().state == "complete"
+    for each in (second, third):
+        each.close()
+    assert not driver.registered
+
+
 def test_T48_a_driver_that_refuses_names_the_lock_limit_when_it_is_too_low() -> None:
     driver = FakeCuda()
 

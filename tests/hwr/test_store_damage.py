@@ -193,6 +193,10 @@ def _rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
     open_for_damage(directory / "READY.json").write_bytes(encode_record(ready))
 
 
+def _in_block(manifest: dict[str, Any], block: int) -> list[dict[str, Any]]:
+    return [tensor for tensor in manifest["tensors"] if tensor.get("block") == block]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -214,6 +218,12 @@ def _rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
         lambda m: m["tensors"][1].update(file="other.safetensors"),
         lambda m: m["tensors"][1].update(name=m["tensors"][0]["name"]),
         lambda m: m["blocks"][0].update(size_bytes=2**40),
+        lambda m: m["blocks"][1].update(size_bytes=m["blocks"][1]["size_bytes"] - 1),
+        lambda m: m["blocks"][1].update(offset=m["blocks"][1]["offset"] + 1, size_bytes=1),
+        lambda m: m["blocks"][1].update(offset=m["blocks"][0]["offset"]),
+        lambda m: m["blocks"].pop(),
+        lambda m: _in_block(m, 1)[-1].update(block=99),
+        lambda m: _in_block(m, 1)[-1].update(block=0),
         lambda m: m["pads"][0].update(offset=2**40),
         lambda m: m["aliases"][0].update(target="nope"),
         lambda m: m["files"].append(m["files"][0]),

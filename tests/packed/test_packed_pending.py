@@ -63,6 +63,34 @@ def test_C12_whatever_reads_a_waiting_parameter_gets_its_values(use: str, infere
     assert not parameter.isnan().any()
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_C12_a_deep_copy_of_a_waiting_parameter_is_an_ordinary_one_with_its_values(inference: bool) -> None:
+    calls: list[int] = []
+    parameter = pending(calls)
+    with torch.inference_mode(mode=inference):
+        pair = copy.deepcopy([parameter, parameter])
+    assert pair[0] is pair[1] is not parameter
+    assert type(pair[0]) is nn.Parameter
+    assert torch.equal(pair[0], VALUES)
+    assert pair[0].data_ptr() != parameter.data_ptr()
+    assert calls == [1]
+
+
+def test_C12_a_deep_copy_of_a_packed_model_computes_before_and_after_it_streamed(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    expected = forward(model)
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        host.unload(host.load(partial(Packable, 3), source))
+        loaded = host.load(partial(Packable, 3), source)
+        assert sum(type(p) is PendingParameter for p in loaded.module.parameters()) == 6
+        assert torch.equal(forward(copy.deepcopy(loaded.module)), expected)
+        host.unload(loaded)
+        loaded = host.load(partial(Packable, 3), source)
+        host.detach(host.attach(loaded, device="cpu"))
+        assert sum(type(p) is PendingParameter for p in loaded.module.parameters()) == 6
+        assert torch.equal(forward(copy.deepcopy(loaded.module)), expected)
+
+
 def test_C12_asking_for_a_shape_unpacks_nothing() -> None:
     calls: list[int] = []
     parameter = pending(calls)

@@ -3,19 +3,22 @@
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hostweights import HostWeights, HostWeightsError, Mode, open_sync, warm
+from hostweights.dlo import Streamer
 from hostweights.dlo.devices.cpu import CpuStream
 from hostweights.dlo.packed.decoders import HostDecoder
 from hostweights.dlo.packed.pace import Pace
+from hostweights.hwr.budget import PlainBudget
 from hostweights.messages.config import PackingPolicy
-from hostweights.messages.failure import Code
+from hostweights.messages.failure import Code, Stage, error
 from hostweights.messages.report import PublicationOutcome
 from hostweights.messages.transport import Backing, BackingChoice
-from packed_model import Packable, forward, make_packable, packing_config
+from packed_model import WIDTH, Packable, forward, make_packable, packing_config
 from store_kit import open_store
 from tiny_model import factory, make_checkpoint
 
@@ -70,6 +73,85 @@ def test_C12_a_block_reads_right_in_a_state_dict_taken_while_it_is_used(tmp_path
     assert seen
     for name, value in seen.items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+def split(module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, metadata: object) -> None:
+    """A state dict hook that stores a fused weight as its parts, and as another dtype's."""
+    del module, metadata
+    weight = state.pop(f"{prefix}weight")
+    state[f"{prefix}first"], state[f"{prefix}last"], state[f"{prefix}columns"] = weight[:1], weight[1:], weight.t()[3:]
+    state[f"{prefix}bits"] = weight.view(torch.int16)[2:]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_C12_a_state_dict_hook_that_slices_gets_slices_of_the_values(tmp_path: Path, used: bool) -> None:
+    model, source = make_packable(tmp_path)
+    seen: list[dict[str, torch.Tensor]] = []
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        for each in (model, loaded.module):
+            for index in range(3):
+                linear = each.get_submodule(f"layers.{index}.linear")
+                linear.register_state_dict_post_hook(split)  # type: ignore[no-untyped-call]  # torch's
+        host.attach(loaded, device="cpu")
+        if used:
+            norm = loaded.module.get_submodule("layers.1.norm")
+            norm.register_forward_hook(lambda *_: seen.append(loaded.module.state_dict()))
+        forward(loaded.module)
+        seen.append(loaded.module.state_dict())
+    assert len(seen) == 1 + used
+    for state in seen:
+        assert list(state) == list(model.state_dict())
+        for name, value in model.state_dict().items():
+            assert torch.equal(state[name], value), name
+
+
+class Expired(PlainBudget):
+    """Nothing may wait."""
+
+    def check(self) -> None:
+        raise error(Stage.TRANSPORT, Code.DEADLINE_EXCEEDED, "no time is left")
+
+
+def test_C9_a_packed_block_that_is_called_while_a_detach_waits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, source = make_packable(tmp_path)
+    expected = forward(model)
+    made: list[Streamer] = []
+    attach = Streamer.attach
+
+    def remembered(*args: Any, **named: Any) -> Streamer:
+        made.append(attach(*args, **named))
+        return made[-1]
+
+    monkeypatch.setattr(Streamer, "attach", remembered)
+    with open_sync(packing_config(tmp_path / "store")) as host:
+        loaded = host.load(partial(Packable, 3), source)
+        attachment = host.attach(loaded, device="cpu")
+        inside, leave = threading.Event(), threading.Event()
+
+        def stay(*_: object) -> None:
+            inside.set()
+            leave.wait()
+
+        hook = loaded.module.get_submodule("layers.0.norm").register_forward_hook(stay)
+        caller = threading.Thread(target=loaded.module.get_submodule("layers.0"), args=(torch.zeros(1, WIDTH),))
+        caller.start()
+        inside.wait()
+        hook.remove()
+        try:
+            with pytest.raises(HostWeightsError) as waited:
+                made[0].detach(terminal=False, budget=Expired())
+            assert waited.value.code is Code.DEADLINE_EXCEEDED
+            with pytest.raises(HostWeightsError, match="while its model is being detached") as refused:
+                forward(loaded.module)
+            assert (refused.value.code, refused.value.failure.retryable) == (Code.NOT_ATTACHED, True)
+        finally:
+            leave.set()
+            caller.join()
+        host.detach(attachment)
+        assert torch.equal(forward(loaded.module), expected)
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,39 @@
+"""Ranks that find each other in a store, within the limit, whatever one of them does in between."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from hostweights.dlo.gather import meeting
+
+RANKS = (4, 7)
+
+
+class Leaving(c10d.PrefixStore):
+    """The other rank gives up at the moment when its mark was seen."""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        found = bool(super().check(list(keys)))
+        if found and list(keys) == ["here/1"]:
+            with suppress(TimeoutError):
+                meeting._follow(self, RANKS, 1, time.monotonic() - 1.0)
+        return found
+
+
+def test_C4_a_rank_that_gives_up_between_two_looks_keeps_the_others_no_longer_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not list it
+    store.set_timeout(timedelta(seconds=2))  # of the store itself: half an hour in a job
+    c10d.PrefixStore("key", store).set("here/1", "abc")
+    monkeypatch.setattr("hostweights.dlo.gather.meeting.c10d.PrefixStore", Leaving)
+    with pytest.raises(TimeoutError, match=r"ranks \[7\] did not come"):
+        meeting.meet(store, "key", RANKS, 0, 0.1)
+    monkeypatch.undo()
+    with pytest.raises(TimeoutError, match="rank 4, which says who meets, did not come"):
+        meeting.meet(store, "key", RANKS, 1, 0.1)
