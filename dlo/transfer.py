@@ -90,7 +90,7 @@ class DirectTransfer:
         for event in after:
             self._copies.wait(event)
         if began is not None:
-            began(self._copies.record())
+            _mark(self._copies, began)
         self._copies.copy(slot[: extent.numel()], extent)
         return self._copies.record()
 
@@ -148,7 +148,7 @@ class StagedTransfer:
         for event in after:
             self._copies.wait(event)
         if began is not None:
-            began(self._copies.record())
+            _mark(self._copies, began)
         self._copies.copy(slot[:size_bytes], buffer.memory[:size_bytes])
         buffer.block = None
         buffer.emptied = self._copies.record()
@@ -269,6 +269,13 @@ class RegisteredTransfer:
             with torch.inference_mode(mode=False):
                 self._staged = StagedTransfer(self._backing, self._device, self._copies)
         return self._staged
+
+
+def _mark(copies: Stream, began: Marker) -> None:
+    """Tell where a copy begins; what failed before it, which the mark's event took, fails the copy as well."""
+    mark = copies.record()
+    began(mark)
+    copies.wait(mark)
 
 
 def settle(event: Event) -> None:

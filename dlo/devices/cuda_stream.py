@@ -70,11 +70,13 @@ class CudaEvent:
     """A point in a stream; the driver's event goes back to the pool with this object.
 
     ``issued`` is None once the driver knows the event: from the start, or when a stream's thread got that far.
+    ``owner`` is the driver's stream that a ``CudaStream`` records it in; None for one of compute.
     """
 
-    __slots__ = ("__weakref__", "_failure", "_passed", "_pool", "_runtime", "handle", "issued")
+    __slots__ = ("__weakref__", "_failure", "_passed", "_pool", "_runtime", "handle", "issued", "owner")
 
-    def __init__(self, runtime: CudaRuntime, pool: EventPool, *, deferred: bool) -> None:
+    def __init__(self, runtime: CudaRuntime, pool: EventPool, *, deferred: bool, owner: int | None = None) -> None:
+        self.owner = owner
         self._runtime = runtime
         self._pool = pool
         self._failure: BaseException | None = None
@@ -113,10 +115,14 @@ class CudaEvent:
         if self.issued is not None:
             self.issued.wait()
 
-    def hold(self, stream: int) -> None:
-        """Make a stream's later work wait for this event, which the driver knows; raises its failure."""
+    def check(self) -> None:
+        """Raise the failure of the work it stands for, which is known once the driver knows the event."""
         if self._failure is not None:
             raise self._failure
+
+    def hold(self, stream: int) -> None:
+        """Make a stream's later work wait for this event, which the driver knows; raises its failure."""
+        self.check()
         if not self._passed:
             self._runtime.wait(stream, self.handle)
 
@@ -176,7 +182,7 @@ class CudaStream:
         """Mark the point after everything submitted so far."""
         with self._lock:
             direct = self._direct()
-            event = CudaEvent(self._runtime, self._home.events, deferred=not direct)
+            event = CudaEvent(self._runtime, self._home.events, deferred=not direct, owner=self._stream)
 
             def issue() -> None:
                 failure, self._failure = self._failure, None
@@ -186,9 +192,14 @@ class CudaStream:
             return event
 
     def wait(self, event: Event) -> None:
-        """Hold later work back until ``event``; one that the driver does not know yet is waited for by the thread."""
+        """Hold later work back until ``event``; one that the driver does not know yet is waited for by the thread.
+
+        The driver keeps the order behind an event of this stream anyway: of that, only its failure matters.
+        """
         with self._lock:
-            if isinstance(event, CudaEvent):
+            if isinstance(event, CudaEvent) and event.owner == self._stream:
+                self._own(event)
+            elif isinstance(event, CudaEvent):
                 ready = event.issued is None or event.issued.is_set()
                 self._do(lambda: self._perform(lambda: self._hold(event), news=False), self._direct() and ready)
             else:
@@ -257,6 +268,12 @@ class CudaStream:
             self._on_device(item)
         else:
             self._lane.submit(lambda: self._on_device(item))
+
+    def _own(self, event: CudaEvent) -> None:
+        if self._direct():
+            self._perform(event.check, news=False)
+        else:
+            self._lane.submit(lambda: self._perform(event.check, news=False))
 
     def _on_device(self, item: Callable[[], None]) -> None:
         with OnDevice(self._runtime, self._home.index):

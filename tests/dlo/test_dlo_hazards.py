@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, ma
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.dlo.binding import BlockBinding
 from hostweights.dlo.ring import Fill, Use
+from hostweights.dlo.tuner import WARM_FORWARDS
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -152,6 +154,37 @@ def test_T66_a_copy_that_cannot_be_issued_fails_the_block_that_needs_it(device: 
     backing.broken = False
     with pytest.raises(MemoryError):
         device.synchronize()
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+@pytest.mark.parametrize("slots", [2, None])
+def test_T66_a_copy_that_is_timed_fails_with_its_packing(device: ProbeDevice, slots: int | None) -> None:
+    """By a recording, or by the tuner: the mark of the copy's begin must not take the failure away."""
+    model = Stack([4, 9, 5, 7, 3, 6, 8])
+    expected = run(model)
+    found = discover(model)
+
+    class Flaky(PrivateBacking):
+        broken = False
+
+        def pack(self, block: int, target: torch.Tensor) -> None:
+            if self.broken and block == 5:
+                raise MemoryError("no staging")
+            super().pack(block, target)
+
+    backing = Flaky(model, found)
+    streamer = Streamer.attach(model, found, device, backing, slots=slots)
+    for _ in range(WARM_FORWARDS):
+        assert torch.equal(run(model), expected)
+    backing.broken = True
+    with ExitStack() as recording:
+        if slots is not None:
+            recording.enter_context(streamer.record())
+        with pytest.raises(HostWeightsError, match=r"'blocks\.5'.*MemoryError: no staging"):
+            run(model)
+    backing.broken = False
     for _ in range(2):
         assert torch.equal(run(model), expected)
     streamer.detach(terminal=False)
