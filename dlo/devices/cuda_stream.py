@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -90,8 +91,14 @@ class CudaEvent:
         try:
             self._runtime.record(self.handle, stream)
         except Exception as exc:  # noqa: BLE001 - raised where the event is waited for
-            self._failure = failure or exc
-            self._passed = True
+            self.fail(failure or exc)
+        if self.issued is not None:
+            self.issued.set()
+
+    def fail(self, failure: BaseException) -> None:
+        """The driver does not know the event and never will; nobody may wait for ever."""
+        self._failure = failure
+        self._passed = True
         if self.issued is not None:
             self.issued.set()
 
@@ -186,7 +193,10 @@ class CudaStream:
 
             def issue() -> None:
                 failure, self._failure = self._failure, None
-                event.issue(self._stream, failure)
+                try:
+                    self._on_device(lambda: event.issue(self._stream, failure))
+                except Exception as exc:  # noqa: BLE001 - raised where the event is waited for
+                    event.fail(failure or exc)
 
             self._do(issue, direct)
             return event
@@ -198,10 +208,10 @@ class CudaStream:
         """
         with self._lock:
             if isinstance(event, CudaEvent) and event.owner == self._stream:
-                self._own(event)
+                self._do(lambda: self._perform(event.check, news=False), self._direct())
             elif isinstance(event, CudaEvent):
                 ready = event.issued is None or event.issued.is_set()
-                self._do(lambda: self._perform(lambda: self._hold(event), news=False), self._direct() and ready)
+                self._do(lambda: self._call(lambda: self._hold(event), news=False), self._direct() and ready)
             else:
                 self._lane.submit(lambda: self._perform(event.synchronize, news=False))
 
@@ -210,7 +220,7 @@ class CudaStream:
         copy_size(target, source)
         pinned = self._home.pinned.holds(source.data_ptr(), source.numel())
         with self._lock:
-            self._do(lambda: self._perform(lambda: self._move(target, source), news=True), self._direct() and pinned)
+            self._do(lambda: self._call(lambda: self._move(target, source), news=True), self._direct() and pinned)
 
     def launch(self, work: Callable[[int], None]) -> None:
         """Give the device work in stream order; ``work`` is called with the driver's stream and must not block."""
@@ -220,7 +230,7 @@ class CudaStream:
             work(self._stream)
 
         with self._lock:
-            self._do(lambda: self._perform(start, news=True), self._direct())
+            self._do(lambda: self._call(start, news=True), self._direct())
 
     def run(self, work: Callable[[], None]) -> None:
         """Run host work in stream order, on the stream's thread."""
@@ -241,7 +251,7 @@ class CudaStream:
             self._lane.close()
         if first:
             # A failure of the work belongs to whoever waits for its event.
-            with OnDevice(self._runtime, self._home.index), suppress(Exception):
+            with suppress(Exception), OnDevice(self._runtime, self._home.index):
                 self._runtime.synchronize_stream(self._stream)
                 self._bounce.close()
                 self._runtime.give_stream(self._stream)
@@ -265,15 +275,9 @@ class CudaStream:
     def _do(self, item: Callable[[], None], direct: bool) -> None:
         if direct:
             self._lane.refuse_closed()
-            self._on_device(item)
+            item()
         else:
-            self._lane.submit(lambda: self._on_device(item))
-
-    def _own(self, event: CudaEvent) -> None:
-        if self._direct():
-            self._perform(event.check, news=False)
-        else:
-            self._lane.submit(lambda: self._perform(event.check, news=False))
+            self._lane.submit(item)
 
     def _on_device(self, item: Callable[[], None]) -> None:
         with OnDevice(self._runtime, self._home.index):
@@ -283,6 +287,10 @@ class CudaStream:
         event.known()
         self._ahead = True
         event.hold(self._stream)
+
+    def _call(self, work: Callable[[], None], *, news: bool) -> None:
+        """Perform what calls the driver; a device that cannot be made the thread's fails it too."""
+        self._perform(partial(self._on_device, work), news=news)
 
     def _perform(self, work: Callable[[], None], *, news: bool) -> None:
         if self._failure is not None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_fake import FakeCuda, fake_device
+from cuda_fake import DriverError, FakeCuda, fake_device
 from dlo_support import FileLease, Stack, discover, library_threads, registered, run
 from hostweights.dlo import CudaDevice, Streamer, open_device
 from hostweights.dlo.devices.cuda_stream import CudaEvent
+from hostweights.dlo.devices.pinned import PinnedRanges
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -95,6 +96,42 @@ def test_T74_the_callers_device_is_brought_back(driver: FakeCuda, device: CudaDe
     assert set(driver.used) == {0, 1}
     assert driver.used.count(0) == driver.used.count(1)
     assert driver.current_device() == 1
+
+
+@pytest.mark.parametrize("which", ["wait", "copy", "record"])
+def test_T66_a_device_that_cannot_be_made_the_threads_fails_that_work_and_keeps_nobody_waiting(which: str) -> None:
+    class Away(FakeCuda):
+        refusals = 0
+
+        def use_device(self, index: int) -> None:
+            if self.refusals and index == 1:
+                self.refusals -= 1
+                raise DriverError("devices unavailable")
+            super().use_device(index)
+
+    driver, gate = Away(), threading.Event()
+    device = CudaDevice(1, driver, pinned=PinnedRanges())
+    stream, before = device.stream("copies"), device.stream("others").record()
+    slot, source = device.allocate(4), torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+
+    def refuse_next() -> None:
+        gate.wait()
+        driver.refusals = 1
+
+    stream.run(refuse_next)  # the stream's thread calls the driver from here on
+    if which == "wait":
+        stream.wait(before)
+    if which == "copy":
+        stream.copy(slot, source)
+    failed = stream.record()
+    stream.copy(slot, source)
+    later = stream.record()
+    gate.set()
+    with pytest.raises(DriverError, match="devices unavailable"):
+        failed.synchronize()
+    later.synchronize()
+    assert torch.equal(slot, source)
+    device.close()
 
 
 def test_T68_a_block_in_a_capture_is_refused_before_a_slot_is_taken(

@@ -1,8 +1,9 @@
 """Order between copies and compute, failures of copies, and use from several threads."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, ma
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.dlo.binding import BlockBinding
 from hostweights.dlo.ring import Fill, Use
+from hostweights.dlo.transfer import StagedTransfer
 from hostweights.dlo.tuner import WARM_FORWARDS
 from hostweights.messages.failure import Code, HostWeightsError
 
@@ -155,6 +157,49 @@ def test_T66_a_copy_that_cannot_be_issued_fails_the_block_that_needs_it(device: 
     with pytest.raises(MemoryError):
         device.synchronize()
     for _ in range(2):
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+@pytest.mark.parametrize("refused", range(4))
+def test_T66_a_thread_that_the_system_does_not_start_fails_one_forward_at_most(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    monkeypatch.setattr("hostweights.dlo.devices.lane.IDLE_S", 0.0)  # each piece of work may need a new thread
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    assert torch.equal(run(model), expected)
+    device.synchronize()
+    start, starts = threading.Thread.start, count()
+
+    def refuse_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("hostweights") and next(starts) == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_one)
+    failed: list[HostWeightsError] = []
+    for _ in range(4):
+        try:
+            assert torch.equal(run(model), expected)
+        except HostWeightsError as copy_failed:
+            failed.append(copy_failed)
+    assert torch.equal(run(model), expected)
+    assert len(failed) <= 1
+    assert all(each.code is Code.COPY_FAILED for each in failed)
+    streamer.detach(terminal=False)
+
+
+def test_T66_what_cannot_be_prepared_ahead_fails_no_block(device: ProbeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_transfer: StagedTransfer, _blocks: Sequence[int]) -> None:
+        raise MemoryError("no staging")
+
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    monkeypatch.setattr(StagedTransfer, "expect", refuse)
+    for _ in range(3):
         assert torch.equal(run(model), expected)
     streamer.detach(terminal=False)
 
