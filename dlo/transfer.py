@@ -191,12 +191,13 @@ class StagedTransfer:
     def _pack(self, block: int, buffer: _Buffer) -> _Buffer:
         backing, emptied = self._backing, buffer.emptied
         packed = buffer.memory[: backing.blocks[block].size_bytes]
+        buffer.block = None  # until all of it is submitted
         if emptied is not None:
             # Not Stream.wait: a failed copy out of this buffer must not fail the next block that is packed into it.
             buffer.packing.run(lambda: settle(emptied))
         buffer.packing.run(lambda: backing.pack(block, packed))
-        buffer.block = block
         buffer.packed = buffer.packing.record()
+        buffer.block = block
         return buffer
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
+from dlo_support import KINDS, ProbeDevice, ProbeStream, Stack, discover, library_threads, make_backing, run, sample
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.dlo.binding import BlockBinding
+from hostweights.dlo.contract import Event
 from hostweights.dlo.ring import Fill, Use
 from hostweights.dlo.transfer import StagedTransfer
 from hostweights.dlo.tuner import WARM_FORWARDS
@@ -189,6 +190,46 @@ def test_T66_a_thread_that_the_system_does_not_start_fails_one_forward_at_most(
     assert len(failed) <= 1
     assert all(each.code is Code.COPY_FAILED for each in failed)
     streamer.detach(terminal=False)
+
+
+def test_T66_a_guess_whose_packing_was_half_submitted_is_in_no_buffer(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack([9, 9, 9, 9, 9, 9])
+
+    class Torn(PrivateBacking):
+        torn = False
+
+        def pack(self, block: int, target: torch.Tensor) -> None:
+            if self.torn:
+                self.torn = False
+                raise OSError("bad page")
+            super().pack(block, target)
+
+    backing = Torn(model, discover(model))
+    copies = device.stream("copies")
+    transfer = StagedTransfer(backing, device, copies)
+    slot = device.allocate(max(plan.size_bytes for plan in backing.blocks))
+    for block in range(4):
+        transfer.issue(block, slot, ()).synchronize()
+    record = ProbeStream.record
+
+    def refuse(stream: ProbeStream) -> Event:
+        if stream.name.endswith("packing"):
+            raise MemoryError("no event")
+        return record(stream)
+
+    monkeypatch.setattr(ProbeStream, "record", refuse)
+    backing.torn = True
+    with pytest.raises(MemoryError):
+        transfer.expect([4])
+    monkeypatch.setattr(ProbeStream, "record", record)
+    with pytest.raises(OSError, match="bad page"):  # not the bytes of the block that was packed there before
+        transfer.issue(4, slot, ()).synchronize()
+    transfer.forget()
+    transfer.issue(4, slot, ()).synchronize()
+    copies.close()
+    transfer.close()
 
 
 def test_T66_what_cannot_be_prepared_ahead_fails_no_block(device: ProbeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
