@@ -288,6 +288,21 @@ def settle(event: Event) -> None:
             raise
 
 
+class Ended:
+    """Passes with an event, and never fails."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        """As the event."""
+        return self._event.done()
+
+    def synchronize(self) -> None:
+        """Wait for the event, however its work ends."""
+        settle(self._event)
+
+
 def extents_of(backing: HostBacking) -> list[torch.Tensor]:
     """Every block's extent; all blocks of the backing have one."""
     extents = [backing.extent(block) for block in range(len(backing.blocks))]

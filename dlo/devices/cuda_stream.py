@@ -110,12 +110,15 @@ class CudaEvent:
 
     def synchronize(self) -> None:
         """Block until the stream has passed this point; raises the failure of the work it stands for."""
+        self.reach()
+        self.check()
+
+    def reach(self) -> None:
+        """Block until the stream has passed this point, however the work ended."""
         self.known()
         if not self._passed:
             self._runtime.synchronize_event(self.handle)
             self._passed = True
-        if self._failure is not None:
-            raise self._failure
 
     def known(self) -> None:
         """Block until the driver knows the event."""
@@ -130,12 +133,40 @@ class CudaEvent:
     def hold(self, stream: int) -> None:
         """Make a stream's later work wait for this event, which the driver knows; raises its failure."""
         self.check()
+        self.delay(stream)
+
+    def delay(self, stream: int) -> None:
+        """Make a stream's later work wait for this event, which the driver knows."""
         if not self._passed:
             self._runtime.wait(stream, self.handle)
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             self._pool.give(self.handle)
+
+
+class CudaEnd:
+    """Passes with an event and never fails; streams wait for it in the driver, as they do for the event."""
+
+    def __init__(self, event: CudaEvent) -> None:
+        self._event = event
+        self.issued = event.issued
+
+    def done(self) -> bool:
+        """As the event."""
+        return self._event.done()
+
+    def synchronize(self) -> None:
+        """Wait for the event, however its work ends."""
+        self._event.reach()
+
+    def known(self) -> None:
+        """Block until the driver knows the event."""
+        self._event.known()
+
+    def hold(self, stream: int) -> None:
+        """Make a stream's later work wait for the event."""
+        self._event.delay(stream)
 
 
 class StreamHome(Protocol):
@@ -209,7 +240,7 @@ class CudaStream:
         with self._lock:
             if isinstance(event, CudaEvent) and event.owner == self._stream:
                 self._do(lambda: self._perform(event.check, news=False), self._direct())
-            elif isinstance(event, CudaEvent):
+            elif isinstance(event, CudaEvent | CudaEnd):
                 ready = event.issued is None or event.issued.is_set()
                 self._do(lambda: self._call(lambda: self._hold(event), news=False), self._direct() and ready)
             else:
@@ -283,7 +314,7 @@ class CudaStream:
         with OnDevice(self._runtime, self._home.index):
             item()
 
-    def _hold(self, event: CudaEvent) -> None:
+    def _hold(self, event: CudaEvent | CudaEnd) -> None:
         event.known()
         self._ahead = True
         event.hold(self._stream)

@@ -8,7 +8,7 @@ import torch
 from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, HostBacking, Stream
 from ..slots import FailedEvent
-from ..transfer import Marker, Transfer, settle
+from ..transfer import Ended, Marker, Transfer, settle
 from .choice import Mode
 from .cut import Cut
 from .session import Session
@@ -177,18 +177,3 @@ class _Gather:
     def finish(self) -> None:
         if self._end is not None:
             self._end()
-
-
-class Ended:
-    """Passes with an event, and never fails."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def done(self) -> bool:
-        """As the event."""
-        return self._event.done()
-
-    def synchronize(self) -> None:
-        """Wait for the event, however its work ends."""
-        settle(self._event)

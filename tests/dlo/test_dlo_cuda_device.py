@@ -14,7 +14,7 @@ import torch
 from cuda_fake import DriverError, FakeCuda, fake_device
 from dlo_support import FileLease, Stack, discover, library_threads, registered, run
 from hostweights.dlo import CudaDevice, Streamer, open_device
-from hostweights.dlo.devices.cuda_stream import CudaEvent
+from hostweights.dlo.devices.cuda_stream import CudaEnd, CudaEvent
 from hostweights.dlo.devices.pinned import PinnedRanges
 from hostweights.messages.failure import Code, HostWeightsError
 
@@ -96,6 +96,32 @@ def test_T74_the_callers_device_is_brought_back(driver: FakeCuda, device: CudaDe
     assert set(driver.used) == {0, 1}
     assert driver.used.count(0) == driver.used.count(1)
     assert driver.current_device() == 1
+
+
+def test_C12_the_end_of_an_event_holds_a_stream_back_as_the_event_does_and_never_fails(device: CudaDevice) -> None:
+    def fail() -> None:
+        raise OSError("no unpacking")
+
+    first, second, gate = device.stream("first"), device.stream("second"), threading.Event()
+    slot, source = device.allocate_staging(4), device.allocate_staging(4).fill_(7)
+    first.run(gate.wait)  # type: ignore[arg-type]  # its result is not looked at
+    first.run(fail)
+    failed = first.record()
+    assert isinstance(failed, CudaEvent)
+    end = CudaEnd(failed)
+    second.wait(end)
+    second.copy(slot, source)
+    copied = second.record()
+    assert not copied.done()
+    assert not end.done()
+    gate.set()
+    copied.synchronize()
+    assert torch.equal(slot, source)
+    end.synchronize()
+    assert end.done()
+    second.wait(failed)
+    with pytest.raises(OSError, match="no unpacking"):
+        second.record().synchronize()
 
 
 @pytest.mark.parametrize("which", ["wait", "copy", "record"])
