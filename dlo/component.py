@@ -16,6 +16,8 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Device, Event
 from .parts import parts_of
 from .resident import Lodging
+from .slots import end_of_compute
+from .transfer import settle
 
 
 @dataclass(slots=True)
@@ -89,11 +91,12 @@ class Component:
         """What the calling thread launched ends the use. Harmless for a visit that is over."""
         if not visit.inside:
             return
-        reader = self._device.compute_record()
+        reader = end_of_compute(self._device)
         with self._lock:
             visit.inside = False
             self._uses -= 1
-            self._readers.append(reader)
+            if reader is not None:
+                self._readers.append(reader)
             if self._uses == 0:
                 if self._closed or not self.keep:
                     self._go_home()
@@ -136,7 +139,7 @@ class Component:
         if self.keep or len(self._threads) > 1:
             # Memory goes back to the stream that it was taken from; other streams may still read it.
             for reader in self._readers:
-                reader.synchronize()
+                settle(reader)
         self._readers, self._ready = [], None
         self._threads.clear()
         self._here = False

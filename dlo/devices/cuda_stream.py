@@ -56,7 +56,7 @@ class EventPool:
     def give(self, event: int) -> None:
         """The event may be recorded anew."""
         if self._closed:
-            self._runtime.destroy_event(event)
+            self._destroy(event)
         else:
             self._free.append(event)
 
@@ -64,7 +64,11 @@ class EventPool:
         """End the events; those still out there end when they are given back. Idempotent."""
         self._closed = True
         while self._free:
-            self._runtime.destroy_event(self._free.pop())
+            self._destroy(self._free.pop())
+
+    def _destroy(self, event: int) -> None:
+        with suppress(Exception):  # the device failed, and its events with it
+            self._runtime.destroy_event(event)
 
 
 class CudaEvent:
@@ -103,9 +107,12 @@ class CudaEvent:
             self.issued.set()
 
     def done(self) -> bool:
-        """Whether the stream has passed this point."""
+        """Whether the stream has passed this point; the work of a device that failed is over."""
         if not self._passed and (self.issued is None or self.issued.is_set()):
-            self._passed = self._runtime.done(self.handle)
+            try:
+                self._passed = self._runtime.done(self.handle)
+            except Exception as exc:  # noqa: BLE001 - raised where the event is waited for
+                self._passed = self._lost(exc)
         return self._passed
 
     def synchronize(self) -> None:
@@ -117,7 +124,11 @@ class CudaEvent:
         """Block until the stream has passed this point, however the work ended."""
         self.known()
         if not self._passed:
-            self._runtime.synchronize_event(self.handle)
+            try:
+                self._runtime.synchronize_event(self.handle)
+            except Exception as exc:
+                if not self._lost(exc):
+                    raise
             self._passed = True
 
     def known(self) -> None:
@@ -139,6 +150,12 @@ class CudaEvent:
         """Make a stream's later work wait for this event, which the driver knows."""
         if not self._passed:
             self._runtime.wait(stream, self.handle)
+
+    def _lost(self, failure: Exception) -> bool:
+        lost = self._runtime.lost(failure)
+        if lost:
+            self._failure = self._failure or failure
+        return lost
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_fake import DriverError, FakeCuda, fake_device
+from cuda_fake import AWAY, CaptureError, DriverError, FailingCuda, FakeCuda, fake_device
 from dlo_support import FileLease, Stack, discover, library_threads, registered, run
-from hostweights.dlo import CudaDevice, Streamer, open_device
+from hostweights.dlo import CudaDevice, PrivateBacking, Streamer, open_device
+from hostweights.dlo.devices.cuda_runtime import CupyRuntime
 from hostweights.dlo.devices.cuda_stream import CudaEnd, CudaEvent
 from hostweights.dlo.devices.pinned import PinnedRanges
+from hostweights.dlo.transfer import settle
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -158,6 +160,66 @@ def test_T66_a_device_that_cannot_be_made_the_threads_fails_that_work_and_keeps_
     later.synchronize()
     assert torch.equal(slot, source)
     device.close()
+
+
+@pytest.mark.parametrize("forwards", [1, 20])
+@pytest.mark.parametrize("tells_device", [False, True])
+@pytest.mark.parametrize("kept", [0, 2])
+def test_T66_after_a_kernel_broke_the_device_the_callers_error_is_told_and_a_detach_ends(
+    forwards: int, tells_device: bool, kept: int
+) -> None:
+    driver = FailingCuda()
+    driver.resident, driver.tells_device = AWAY, tells_device
+    device = fake_device(driver)
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    found = discover(model).keeping(kept)
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), on_demand=["norm"])
+    for _ in range(forwards):
+        assert torch.equal(run(model), expected)
+
+    def break_device() -> None:
+        driver.failed = True
+        raise ValueError("the caller's own")
+
+    model.block(1).entered = break_device
+    with pytest.raises(ValueError, match="the caller's own"):
+        run(model)
+    model.block(1).entered = None
+    assert streamer.stats().slots == 2
+    streamer.detach(terminal=False)
+    device.close()
+    assert torch.equal(run(model), expected)
+    for lane in driver.streams.values():  # a stream that does not say that it is idle is not used again
+        lane.close()
+
+
+@pytest.mark.parametrize(("status", "lost"), [(700, True), (719, True), (900, False), (907, False), (None, False)])
+def test_T66_what_the_driver_says_of_a_wait_tells_a_failed_device_from_a_capture(
+    status: int | None, lost: bool
+) -> None:
+    failure = RuntimeError("what the driver says")  # as CuPy's, which carries the driver's number
+    if status is not None:
+        vars(failure)["status"] = status
+    assert CupyRuntime.lost(CupyRuntime.__new__(CupyRuntime), failure) == lost
+
+
+def test_T66_an_event_that_a_capture_keeps_from_being_waited_for_is_not_over(
+    driver: FakeCuda, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_event: int) -> bool:
+        raise CaptureError("operation not permitted when a stream is capturing")
+
+    event = device.stream("copies").record()
+    with monkeypatch.context() as capturing:
+        capturing.setattr(driver, "done", refuse)
+        capturing.setattr(driver, "synchronize_event", refuse)
+        assert not event.done()
+        with pytest.raises(CaptureError):
+            settle(event)
+    settle(event)
+    event.synchronize()
+    assert event.done()
 
 
 def test_T68_a_block_in_a_capture_is_refused_before_a_slot_is_taken(

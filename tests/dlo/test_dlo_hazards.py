@@ -453,6 +453,30 @@ def run_thrice(model: Stack) -> None:
         run(model)
 
 
+def test_T57_where_the_end_of_compute_cannot_be_marked_the_slot_is_given_back_after_the_device_stopped(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    synchronize, waited = ProbeDevice.synchronize, []
+
+    def watched(probe: ProbeDevice) -> None:
+        waited.append(probe)
+        synchronize(probe)
+
+    def refuse() -> None:
+        device.interrupt_record = MemoryError("no event")
+
+    monkeypatch.setattr(ProbeDevice, "synchronize", watched)
+    model.block(1).entered = refuse
+    assert torch.equal(run(model), expected)
+    assert waited == [device]
+    model.block(1).entered = None
+    assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
 def test_T66_an_interrupt_before_the_host_tensors_are_shown_leaves_no_block_in_a_slot(
     device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
