@@ -1,11 +1,12 @@
 """The cuda device without a GPU: what goes straight to the driver, what it allocates, which device is current."""
 
+import bisect
 import gc
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,32 @@ def test_T49_staging_is_exact_and_goes_back_with_its_last_view(driver: FakeCuda,
     del view
     gc.collect()
     assert driver.pinned_allowed_bytes == before
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("inside", ["insort", "bisect_right"])
+def test_T49_staging_that_is_collected_while_the_books_are_locked_is_taken_out_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    """Garbage is collected wherever the interpreter likes: here in the middle of another change."""
+    ranges = PinnedRanges()
+    ranges.add(1000, 100)
+    original: Callable[..., int | None] = getattr(bisect, inside)
+
+    def collecting(*args: object, key: object = None) -> int | None:
+        ranges.remove(1000)
+        return original(*args) if key is None else original(*args, key=key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"hostweights.dlo.devices.pinned.{inside}", collecting)
+        if inside == "insort":
+            ranges.add(2000, 100)
+        else:
+            ranges.holds(3000, 1)
+    assert not ranges.holds(1000, 1)
+    assert ranges.holds(2000, 100) == (inside == "insort")
+    ranges.add(1000, 50)
+    assert ranges.holds(1000, 50)
 
 
 def test_T74_the_callers_device_is_brought_back(driver: FakeCuda, device: CudaDevice, tmp_path: Path) -> None:
