@@ -3,9 +3,10 @@
 A part travels whole and is waited for: what is used in every forward is a block's business, not this one's.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,10 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Device, Event
 from .parts import parts_of
 from .resident import Lodging
+from .slots import end_of_compute
+from .transfer import settle
+
+_LOG = logging.getLogger("hostweights")
 
 
 @dataclass(slots=True)
@@ -89,11 +94,12 @@ class Component:
         """What the calling thread launched ends the use. Harmless for a visit that is over."""
         if not visit.inside:
             return
-        reader = self._device.compute_record()
+        reader = end_of_compute(self._device)
         with self._lock:
             visit.inside = False
             self._uses -= 1
-            self._readers.append(reader)
+            if reader is not None:
+                self._readers.append(reader)
             if self._uses == 0:
                 if self._closed or not self.keep:
                     self._go_home()
@@ -101,9 +107,21 @@ class Component:
                     self._readers = [each for each in self._readers if not each.done()]
 
     def release(self) -> int:
-        """Leave the device unless in use; returns the bytes let go. The next use brings it back, and it stays again."""
+        """Leave the device unless in use; returns the bytes let go. The next use brings it back, and it stays again.
+
+        It stays where the end of a use cannot be waited for: a use in a CUDA graph capture has none.
+        """
         with self._lock:
-            return 0 if self._uses else self._go_home()
+            if self._uses:
+                return 0
+            try:
+                self._settle_readers()
+            except Exception as refused:  # noqa: BLE001 - the device's error type; what may be read must not go
+                _LOG.warning(
+                    "part %r stays on the device, which does not say that its use is over: %s", self.path, refused
+                )
+                return 0
+            return self._go_home()
 
     def close(self) -> None:
         """Leave the device for good: now, or with the last use. Idempotent."""
@@ -130,13 +148,17 @@ class Component:
             raise
         self._here = True
 
+    def _settle_readers(self) -> None:
+        """Memory goes back to the stream that it was taken from; other streams may still read it."""
+        if self.keep or len(self._threads) > 1:
+            for reader in self._readers:
+                with suppress(Exception) if self._closed else nullcontext():  # a detach has waited for the device
+                    settle(reader)
+
     def _go_home(self) -> int:
         if not self._here:
             return 0
-        if self.keep or len(self._threads) > 1:
-            # Memory goes back to the stream that it was taken from; other streams may still read it.
-            for reader in self._readers:
-                reader.synchronize()
+        self._settle_readers()
         self._readers, self._ready = [], None
         self._threads.clear()
         self._here = False

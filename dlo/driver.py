@@ -22,7 +22,7 @@ from .contract import Device, Event, HostBacking
 from .layout import views
 from .packed.contract import UnpackingBacking, UnpackingTransfer
 from .ring import Fill, Ring, Use
-from .slots import FailedEvent, SlotState, copy_failed, forked, inside_block, not_handed_back
+from .slots import FailedEvent, SlotState, copy_failed, end_of_compute, forked, inside_block, not_handed_back
 from .stalls import StallMeter
 from .timeline import Timeline
 from .transfer import Transfer, Way, settle
@@ -124,16 +124,18 @@ class RingDriver:
     def leave(self, use: Use) -> None:
         """End a use: mark where compute stops reading the slot and, after the last use, show the host tensors.
 
-        Harmless for a use that holds nothing, so it can be repeated when an interrupt tears it.
+        Harmless for a use that holds nothing, so it can be repeated when an interrupt tears it. A device that failed
+        keeps no slot, and its error does not take the place of the block's own.
         """
         if use.slot is None:
             return
-        event = self._device.compute_record()
+        event = end_of_compute(self._device)
         with self._lock:
             slot = use.slot
-            self._slots[slot].read_until(event)
+            if event is not None:
+                self._slots[slot].read_until(event)
             self._threads.pop(id(use), None)
-            if self._timeline is not None and use.asked is not None and use.began is not None:
+            if self._timeline is not None and event is not None and use.asked is not None and use.began is not None:
                 self._timeline.add("stall", use.block, use.asked, use.began)
                 self._timeline.add("compute", use.block, use.began, event)
             if self._ring.release(use):
@@ -372,7 +374,11 @@ class RingDriver:
         while not self._closed and (fill := self._ring.prefetch()) is not None:
             self._issue(fill)
         if not self._closed and self._transfer.ahead:
-            self._transfer.expect(self._ring.expected(self._transfer.ahead))
+            try:
+                self._transfer.expect(self._ring.expected(self._transfer.ahead))
+            except Exception as refused:  # noqa: BLE001 - a guess must not fail the block that happens to run
+                _LOG.debug("nothing is prepared ahead: %s", refused)
+                self._transfer.forget()
 
     def _issue(self, fill: Fill) -> None:
         """Start the copy of a block; a failure is kept for whoever wants the block."""

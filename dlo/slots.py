@@ -1,11 +1,15 @@
 """What the driver keeps of a slot, and the errors of its hot path."""
 
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
-from .contract import Event
+from .contract import Device, Event
+
+_LOG = logging.getLogger("hostweights")
 
 
 class SlotState:
@@ -38,6 +42,20 @@ class FailedEvent:
     def synchronize(self) -> None:
         """Raise why."""
         raise self._failure
+
+
+def end_of_compute(device: Device) -> Event | None:
+    """Where what the calling thread launched ends; None if that is over, as it is when a device that marks none stops.
+
+    Raises nothing but interrupts: whoever gives a slot back may have an error of its own under way.
+    """
+    try:
+        return device.compute_record()
+    except Exception as refused:  # noqa: BLE001 - the device's error type; a device that failed says so to the next call
+        _LOG.warning("the device marks no end of compute and is waited for: %s", refused)
+        with suppress(Exception):
+            device.synchronize()
+        return None
 
 
 def copy_failed(path: str, cause: Exception) -> HostWeightsError:

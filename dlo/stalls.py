@@ -35,7 +35,10 @@ class StallMeter:
     def _settle_oldest(self) -> bool:
         if not self._open or not all(event.done() for event in self._open[0]):
             return False
-        waited_s = self._device.elapsed_s(*self._open.popleft())
+        try:
+            waited_s = self._device.elapsed_s(*self._open.popleft())
+        except Exception:  # noqa: BLE001 - the device's error type; a wait that a failed device did not time is not counted
+            return True
         if waited_s > 0.0:  # else the block was there first
             self.count += 1
             self.seconds += waited_s

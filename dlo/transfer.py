@@ -90,7 +90,7 @@ class DirectTransfer:
         for event in after:
             self._copies.wait(event)
         if began is not None:
-            began(self._copies.record())
+            _mark(self._copies, began)
         self._copies.copy(slot[: extent.numel()], extent)
         return self._copies.record()
 
@@ -148,7 +148,7 @@ class StagedTransfer:
         for event in after:
             self._copies.wait(event)
         if began is not None:
-            began(self._copies.record())
+            _mark(self._copies, began)
         self._copies.copy(slot[:size_bytes], buffer.memory[:size_bytes])
         buffer.block = None
         buffer.emptied = self._copies.record()
@@ -191,12 +191,13 @@ class StagedTransfer:
     def _pack(self, block: int, buffer: _Buffer) -> _Buffer:
         backing, emptied = self._backing, buffer.emptied
         packed = buffer.memory[: backing.blocks[block].size_bytes]
+        buffer.block = None  # until all of it is submitted
         if emptied is not None:
             # Not Stream.wait: a failed copy out of this buffer must not fail the next block that is packed into it.
             buffer.packing.run(lambda: settle(emptied))
         buffer.packing.run(lambda: backing.pack(block, packed))
-        buffer.block = block
         buffer.packed = buffer.packing.record()
+        buffer.block = block
         return buffer
 
 
@@ -271,6 +272,13 @@ class RegisteredTransfer:
         return self._staged
 
 
+def _mark(copies: Stream, began: Marker) -> None:
+    """Tell where a copy begins; what failed before it, which the mark's event took, fails the copy as well."""
+    mark = copies.record()
+    began(mark)
+    copies.wait(mark)
+
+
 def settle(event: Event) -> None:
     """Block until the event has passed, however its work ended."""
     try:
@@ -278,6 +286,21 @@ def settle(event: Event) -> None:
     except BaseException:  # whoever needs the work's result asks the event again
         if not event.done():
             raise
+
+
+class Ended:
+    """Passes with an event, and never fails."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        """As the event."""
+        return self._event.done()
+
+    def synchronize(self) -> None:
+        """Wait for the event, however its work ends."""
+        settle(self._event)
 
 
 def extents_of(backing: HostBacking) -> list[torch.Tensor]:

@@ -99,7 +99,7 @@ class CudaDevice:
                 Stage.TRANSPORT,
                 Code.UNSUPPORTED,
                 "a streamed block ran while a CUDA graph was being captured: replays would read slots that nothing "
-                "refills; capture only blocks that are kept resident, or detach first, or run without a graph",
+                "refills; detach first, or run without a graph",
             )
 
     def elapsed_s(self, begin: Event, end: Event) -> float:

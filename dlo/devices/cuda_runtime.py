@@ -17,6 +17,8 @@ _TIMED_EVENT: Final = 0
 _PORTABLE: Final = 1
 _REGISTER_READ_ONLY: Final = 8
 _DONE: Final = 0
+_CAPTURE_ERRORS: Final = range(900, 909)
+"""What the driver says of a wait while a graph is being captured, by whatever thread, or of an event in a graph."""
 _IDLE_STREAMS: Final[defaultdict[int, list[int]]] = defaultdict(list)
 """By device, for the whole process and never destroyed: the driver gives each new stream one of a few hardware queues
 in turn, and copies on the sixth that copied took 4 % longer beside compute (H200, driver 580), for as long as it lived.
@@ -36,6 +38,10 @@ class CudaRuntime(Protocol):
 
     def use_device(self, index: int) -> None:
         """Change the calling thread's device."""
+        ...
+
+    def lost(self, failure: Exception) -> bool:
+        """Whether what a wait raised is of a device that failed: nothing runs on it, and no event of it will pass."""
         ...
 
     def attribute(self, number: int, index: int) -> int:
@@ -143,6 +149,11 @@ class CupyRuntime:
     def use_device(self, index: int) -> None:
         """Change the calling thread's device."""
         self._cuda.setDevice(index)
+
+    def lost(self, failure: Exception) -> bool:
+        """What the driver says of a wait, unless a capture is in the way, it says of all that follows."""
+        status = vars(failure).get("status")  # of CuPy's error, which cannot be named without CuPy
+        return isinstance(status, int) and status not in _CAPTURE_ERRORS
 
     def attribute(self, number: int, index: int) -> int:
         """A device attribute by its number."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -55,7 +56,7 @@ class EventPool:
     def give(self, event: int) -> None:
         """The event may be recorded anew."""
         if self._closed:
-            self._runtime.destroy_event(event)
+            self._destroy(event)
         else:
             self._free.append(event)
 
@@ -63,18 +64,24 @@ class EventPool:
         """End the events; those still out there end when they are given back. Idempotent."""
         self._closed = True
         while self._free:
-            self._runtime.destroy_event(self._free.pop())
+            self._destroy(self._free.pop())
+
+    def _destroy(self, event: int) -> None:
+        with suppress(Exception):  # the device failed, and its events with it
+            self._runtime.destroy_event(event)
 
 
 class CudaEvent:
     """A point in a stream; the driver's event goes back to the pool with this object.
 
     ``issued`` is None once the driver knows the event: from the start, or when a stream's thread got that far.
+    ``owner`` is the driver's stream that a ``CudaStream`` records it in; None for one of compute.
     """
 
-    __slots__ = ("__weakref__", "_failure", "_passed", "_pool", "_runtime", "handle", "issued")
+    __slots__ = ("__weakref__", "_failure", "_passed", "_pool", "_runtime", "handle", "issued", "owner")
 
-    def __init__(self, runtime: CudaRuntime, pool: EventPool, *, deferred: bool) -> None:
+    def __init__(self, runtime: CudaRuntime, pool: EventPool, *, deferred: bool, owner: int | None = None) -> None:
+        self.owner = owner
         self._runtime = runtime
         self._pool = pool
         self._failure: BaseException | None = None
@@ -88,41 +95,95 @@ class CudaEvent:
         try:
             self._runtime.record(self.handle, stream)
         except Exception as exc:  # noqa: BLE001 - raised where the event is waited for
-            self._failure = failure or exc
-            self._passed = True
+            self.fail(failure or exc)
+        if self.issued is not None:
+            self.issued.set()
+
+    def fail(self, failure: BaseException) -> None:
+        """The driver does not know the event and never will; nobody may wait for ever."""
+        self._failure = failure
+        self._passed = True
         if self.issued is not None:
             self.issued.set()
 
     def done(self) -> bool:
-        """Whether the stream has passed this point."""
+        """Whether the stream has passed this point; the work of a device that failed is over."""
         if not self._passed and (self.issued is None or self.issued.is_set()):
-            self._passed = self._runtime.done(self.handle)
+            try:
+                self._passed = self._runtime.done(self.handle)
+            except Exception as exc:  # noqa: BLE001 - raised where the event is waited for
+                self._passed = self._lost(exc)
         return self._passed
 
     def synchronize(self) -> None:
         """Block until the stream has passed this point; raises the failure of the work it stands for."""
+        self.reach()
+        self.check()
+
+    def reach(self) -> None:
+        """Block until the stream has passed this point, however the work ended."""
         self.known()
         if not self._passed:
-            self._runtime.synchronize_event(self.handle)
+            try:
+                self._runtime.synchronize_event(self.handle)
+            except Exception as exc:
+                if not self._lost(exc):
+                    raise
             self._passed = True
-        if self._failure is not None:
-            raise self._failure
 
     def known(self) -> None:
         """Block until the driver knows the event."""
         if self.issued is not None:
             self.issued.wait()
 
-    def hold(self, stream: int) -> None:
-        """Make a stream's later work wait for this event, which the driver knows; raises its failure."""
+    def check(self) -> None:
+        """Raise the failure of the work it stands for, which is known once the driver knows the event."""
         if self._failure is not None:
             raise self._failure
+
+    def hold(self, stream: int) -> None:
+        """Make a stream's later work wait for this event, which the driver knows; raises its failure."""
+        self.check()
+        self.delay(stream)
+
+    def delay(self, stream: int) -> None:
+        """Make a stream's later work wait for this event, which the driver knows."""
         if not self._passed:
             self._runtime.wait(stream, self.handle)
+
+    def _lost(self, failure: Exception) -> bool:
+        lost = self._runtime.lost(failure)
+        if lost:
+            self._failure = self._failure or failure
+        return lost
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             self._pool.give(self.handle)
+
+
+class CudaEnd:
+    """Passes with an event and never fails; streams wait for it in the driver, as they do for the event."""
+
+    def __init__(self, event: CudaEvent) -> None:
+        self._event = event
+        self.issued = event.issued
+
+    def done(self) -> bool:
+        """As the event."""
+        return self._event.done()
+
+    def synchronize(self) -> None:
+        """Wait for the event, however its work ends."""
+        self._event.reach()
+
+    def known(self) -> None:
+        """Block until the driver knows the event."""
+        self._event.known()
+
+    def hold(self, stream: int) -> None:
+        """Make a stream's later work wait for the event."""
+        self._event.delay(stream)
 
 
 class StreamHome(Protocol):
@@ -176,21 +237,29 @@ class CudaStream:
         """Mark the point after everything submitted so far."""
         with self._lock:
             direct = self._direct()
-            event = CudaEvent(self._runtime, self._home.events, deferred=not direct)
+            event = CudaEvent(self._runtime, self._home.events, deferred=not direct, owner=self._stream)
 
             def issue() -> None:
                 failure, self._failure = self._failure, None
-                event.issue(self._stream, failure)
+                try:
+                    self._on_device(lambda: event.issue(self._stream, failure))
+                except Exception as exc:  # noqa: BLE001 - raised where the event is waited for
+                    event.fail(failure or exc)
 
             self._do(issue, direct)
             return event
 
     def wait(self, event: Event) -> None:
-        """Hold later work back until ``event``; one that the driver does not know yet is waited for by the thread."""
+        """Hold later work back until ``event``; one that the driver does not know yet is waited for by the thread.
+
+        The driver keeps the order behind an event of this stream anyway: of that, only its failure matters.
+        """
         with self._lock:
-            if isinstance(event, CudaEvent):
+            if isinstance(event, CudaEvent) and event.owner == self._stream:
+                self._do(lambda: self._perform(event.check, news=False), self._direct())
+            elif isinstance(event, CudaEvent | CudaEnd):
                 ready = event.issued is None or event.issued.is_set()
-                self._do(lambda: self._perform(lambda: self._hold(event), news=False), self._direct() and ready)
+                self._do(lambda: self._call(lambda: self._hold(event), news=False), self._direct() and ready)
             else:
                 self._lane.submit(lambda: self._perform(event.synchronize, news=False))
 
@@ -199,7 +268,7 @@ class CudaStream:
         copy_size(target, source)
         pinned = self._home.pinned.holds(source.data_ptr(), source.numel())
         with self._lock:
-            self._do(lambda: self._perform(lambda: self._move(target, source), news=True), self._direct() and pinned)
+            self._do(lambda: self._call(lambda: self._move(target, source), news=True), self._direct() and pinned)
 
     def launch(self, work: Callable[[int], None]) -> None:
         """Give the device work in stream order; ``work`` is called with the driver's stream and must not block."""
@@ -209,7 +278,7 @@ class CudaStream:
             work(self._stream)
 
         with self._lock:
-            self._do(lambda: self._perform(start, news=True), self._direct())
+            self._do(lambda: self._call(start, news=True), self._direct())
 
     def run(self, work: Callable[[], None]) -> None:
         """Run host work in stream order, on the stream's thread."""
@@ -230,7 +299,7 @@ class CudaStream:
             self._lane.close()
         if first:
             # A failure of the work belongs to whoever waits for its event.
-            with OnDevice(self._runtime, self._home.index), suppress(Exception):
+            with suppress(Exception), OnDevice(self._runtime, self._home.index):
                 self._runtime.synchronize_stream(self._stream)
                 self._bounce.close()
                 self._runtime.give_stream(self._stream)
@@ -254,18 +323,22 @@ class CudaStream:
     def _do(self, item: Callable[[], None], direct: bool) -> None:
         if direct:
             self._lane.refuse_closed()
-            self._on_device(item)
+            item()
         else:
-            self._lane.submit(lambda: self._on_device(item))
+            self._lane.submit(item)
 
     def _on_device(self, item: Callable[[], None]) -> None:
         with OnDevice(self._runtime, self._home.index):
             item()
 
-    def _hold(self, event: CudaEvent) -> None:
+    def _hold(self, event: CudaEvent | CudaEnd) -> None:
         event.known()
         self._ahead = True
         event.hold(self._stream)
+
+    def _call(self, work: Callable[[], None], *, news: bool) -> None:
+        """Perform what calls the driver; a device that cannot be made the thread's fails it too."""
+        self._perform(partial(self._on_device, work), news=news)
 
     def _perform(self, work: Callable[[], None], *, news: bool) -> None:
         if self._failure is not None:

@@ -1,10 +1,13 @@
 """Host work, one item after the other, on a thread that comes with the work and goes when it has been idle."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from ...messages.failure import Code, Stage, error
+
+_LOG = logging.getLogger("hostweights")
 
 IDLE_S = 1.0
 
@@ -36,13 +39,16 @@ class Lane:
             return not self._work and not self._busy
 
     def submit(self, item: Callable[[], None]) -> None:
-        """Run ``item`` after everything submitted before. Raises HostWeightsError(device_unavailable) once closed."""
+        """Run ``item`` after everything submitted before.
+
+        Raises HostWeightsError(device_unavailable) once closed, and what the system says when it starts no thread: the
+        item is left out then, and the next one is tried on a thread again.
+        """
         with self._changed:
             self.refuse_closed()
             self._work.append(item)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
-                self._thread.start()
+                self._start()
             else:
                 self._changed.notify()
 
@@ -70,13 +76,27 @@ class Lane:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
+        try:
+            self._thread.start()
+        except BaseException:
+            self._thread = None
+            self._work.pop()
+            raise
+
     def _serve(self) -> None:
         while (item := self._next()) is not None:
-            item()
+            try:
+                item()
+            except BaseException:  # noqa: BLE001 - whoever waits for a later item must not wait for ever
+                _LOG.exception("work of stream %r failed and told nobody", self._name)
             del item  # what it holds may be the last reference to host memory
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:
+            if self._thread is not threading.current_thread():
+                return None  # an interrupt tore its start, and the caller was told that nothing runs
             self._busy = False
             while not self._work:
                 if self._closed or not (self._changed.wait(IDLE_S) or self._work):

@@ -9,10 +9,10 @@ import torch
 
 from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, Stream
-from ..transfer import Marker, Transfer, settle
+from ..transfer import Ended, Marker, Transfer, settle
 from .choice import Choice, Mode
 from .session import Session
-from .transfer import Ended, GatherTransfer
+from .transfer import GatherTransfer
 
 _LOG = logging.getLogger("hostweights")
 

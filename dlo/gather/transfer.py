@@ -7,7 +7,8 @@ import torch
 
 from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, HostBacking, Stream
-from ..transfer import Marker, Transfer, settle
+from ..slots import FailedEvent
+from ..transfer import Ended, Marker, Transfer, settle
 from .choice import Mode
 from .cut import Cut
 from .session import Session
@@ -148,13 +149,18 @@ class GatherTransfer:
         return next((buffer for buffer in self._buffers if buffer.block is None), self._buffers[-1])
 
     def _copy(self, block: int, buffer: _Part) -> _Part:
-        buffer.block = block
-        buffer.copied = None
+        """The buffer holds the block from now on; one whose copy could not be issued holds nothing, and says why."""
+        buffer.block, buffer.copied = None, None
         size_bytes = self._cuts[block].size(self._rank)
         if size_bytes:
             # After a gather that failed the buffer is free as well.
             after = () if buffer.emptied is None else (Ended(buffer.emptied),)
-            buffer.copied = self._parts.issue(self._first + block, buffer.memory[:size_bytes], after)
+            try:
+                buffer.copied = self._parts.issue(self._first + block, buffer.memory[:size_bytes], after)
+            except Exception as refused:  # noqa: BLE001 - told to all ranks by the gather, which no rank may leave out
+                buffer.copied = FailedEvent(refused)
+                return buffer
+        buffer.block = block
         return buffer
 
 
@@ -171,18 +177,3 @@ class _Gather:
     def finish(self) -> None:
         if self._end is not None:
             self._end()
-
-
-class Ended:
-    """Passes with an event, and never fails."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def done(self) -> bool:
-        """As the event."""
-        return self._event.done()
-
-    def synchronize(self) -> None:
-        """Wait for the event, however its work ends."""
-        settle(self._event)

@@ -13,7 +13,8 @@ import torch
 
 from ...messages.transport import PackingInfo, RegistrationInfo
 from ..contract import Device, Event
-from ..transfer import Marker, Transfer, settle
+from ..devices.cuda_stream import CudaEnd, CudaEvent
+from ..transfer import Ended, Marker, Transfer, settle
 from .decoders import Decoder
 from .pace import Pace
 from .plan import PackedBlock
@@ -85,7 +86,7 @@ class PackedTransfer:
         staging = self._staging.pop(0)
         self._staging.append(staging)
         begins: list[Event] = []
-        waits = () if staging.emptied is None else (staging.emptied,)
+        waits = () if staging.emptied is None else (_ended(staging.emptied),)
         self._issued += 1
         measured = self._issued % _EVERY == 0 or began is not None
         copied = self._inner.issue(block, staging.memory, waits, begins.append if measured else None)
@@ -150,3 +151,8 @@ class PackedTransfer:
                 slack_s=elapsed_s(ended.copied, ended.unpacking),
                 unpack_s=elapsed_s(ended.unpacking, ended.unpacked),
             )
+
+
+def _ended(emptied: Event) -> Event:
+    """After an unpacking that failed, perhaps of a block that nobody wants, its staging slot is free as well."""
+    return CudaEnd(emptied) if isinstance(emptied, CudaEvent) else Ended(emptied)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cuda_fake import AWAY, FakeCuda, fake_device
+from cuda_fake import AWAY, CaptureError, FakeCuda, fake_device
 from dlo_support import FileLease, Stack, discover, library_threads, run, sample
 from hostweights.dlo import CudaDevice, PrivateBacking, Streamer
 from hostweights.hwr.budget import PlainBudget
@@ -151,6 +151,51 @@ def test_C1_a_part_in_a_graph_capture_is_refused(driver: FakeCuda, device: CudaD
     with torch.inference_mode():
         model.norm(sample())
     streamer.detach(terminal=False)
+
+
+class Capturing(FakeCuda):
+    """An event that was recorded in a capture passes never, and cannot be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resident = AWAY
+        self.captured: set[int] = set()
+
+    def record(self, event: int, stream: int) -> None:
+        (self.captured.add if self.is_capturing else self.captured.discard)(event)
+        super().record(event, stream)
+
+    def done(self, event: int) -> bool:
+        return event not in self.captured and super().done(event)
+
+    def synchronize_event(self, event: int) -> None:
+        if event in self.captured:
+            raise CaptureError("operation not permitted on an event last recorded in a capturing stream")
+        super().synchronize_event(event)
+
+
+def test_T68_a_kept_block_that_a_graph_captured_stays_and_breaks_no_later_forward() -> None:
+    driver = Capturing()
+    device = fake_device(driver)
+    model = Stack(HIDDEN)
+    expected, home = run(model), addresses(model.block(0))[:4]
+    found = discover(model).keeping(2)
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found))
+    assert torch.equal(run(model), expected)
+    driver.is_capturing = True
+    with torch.inference_mode():
+        model.block(0)(sample())
+    driver.is_capturing = False
+    read_by_the_graph = addresses(model.block(0))[:4]
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+        assert streamer.release() == sum(each.nbytes for each in model.block(1).parameters())
+        assert addresses(model.block(0))[:4] == read_by_the_graph
+    streamer.detach(terminal=False)
+    assert addresses(model.block(0))[:4] == home
+    assert torch.equal(run(model), expected)
+    device.close()
+    assert not library_threads()
 
 
 def test_C5_kept_blocks_leave_on_request_and_come_back_with_the_next_forward(device: CudaDevice) -> None:

@@ -1,20 +1,24 @@
 """The cuda device without a GPU: what goes straight to the driver, what it allocates, which device is current."""
 
+import bisect
 import gc
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from cuda_fake import FakeCuda, fake_device
+from cuda_fake import AWAY, CaptureError, DriverError, FailingCuda, FakeCuda, fake_device
 from dlo_support import FileLease, Stack, discover, library_threads, registered, run
-from hostweights.dlo import CudaDevice, Streamer, open_device
-from hostweights.dlo.devices.cuda_stream import CudaEvent
+from hostweights.dlo import CudaDevice, PrivateBacking, Streamer, open_device
+from hostweights.dlo.devices.cuda_runtime import CupyRuntime
+from hostweights.dlo.devices.cuda_stream import CudaEnd, CudaEvent
+from hostweights.dlo.devices.pinned import PinnedRanges
+from hostweights.dlo.transfer import settle
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -87,6 +91,32 @@ def test_T49_staging_is_exact_and_goes_back_with_its_last_view(driver: FakeCuda,
     assert driver.pinned_allowed_bytes == before
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("inside", ["insort", "bisect_right"])
+def test_T49_staging_that_is_collected_while_the_books_are_locked_is_taken_out_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    """Garbage is collected wherever the interpreter likes: here in the middle of another change."""
+    ranges = PinnedRanges()
+    ranges.add(1000, 100)
+    original: Callable[..., int | None] = getattr(bisect, inside)
+
+    def collecting(*args: object, key: object = None) -> int | None:
+        ranges.remove(1000)
+        return original(*args) if key is None else original(*args, key=key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"hostweights.dlo.devices.pinned.{inside}", collecting)
+        if inside == "insort":
+            ranges.add(2000, 100)
+        else:
+            ranges.holds(3000, 1)
+    assert not ranges.holds(1000, 1)
+    assert ranges.holds(2000, 100) == (inside == "insort")
+    ranges.add(1000, 50)
+    assert ranges.holds(1000, 50)
+
+
 def test_T74_the_callers_device_is_brought_back(driver: FakeCuda, device: CudaDevice, tmp_path: Path) -> None:
     driver.index = 1  # what the calling threads have made current
     model, streamer, _ = registered_model(tmp_path, device)
@@ -95,6 +125,128 @@ def test_T74_the_callers_device_is_brought_back(driver: FakeCuda, device: CudaDe
     assert set(driver.used) == {0, 1}
     assert driver.used.count(0) == driver.used.count(1)
     assert driver.current_device() == 1
+
+
+def test_C12_the_end_of_an_event_holds_a_stream_back_as_the_event_does_and_never_fails(device: CudaDevice) -> None:
+    def fail() -> None:
+        raise OSError("no unpacking")
+
+    first, second, gate = device.stream("first"), device.stream("second"), threading.Event()
+    slot, source = device.allocate_staging(4), device.allocate_staging(4).fill_(7)
+    first.run(gate.wait)  # type: ignore[arg-type]  # its result is not looked at
+    first.run(fail)
+    failed = first.record()
+    assert isinstance(failed, CudaEvent)
+    end = CudaEnd(failed)
+    second.wait(end)
+    second.copy(slot, source)
+    copied = second.record()
+    assert not copied.done()
+    assert not end.done()
+    gate.set()
+    copied.synchronize()
+    assert torch.equal(slot, source)
+    end.synchronize()
+    assert end.done()
+    second.wait(failed)
+    with pytest.raises(OSError, match="no unpacking"):
+        second.record().synchronize()
+
+
+@pytest.mark.parametrize("which", ["wait", "copy", "record"])
+def test_T66_a_device_that_cannot_be_made_the_threads_fails_that_work_and_keeps_nobody_waiting(which: str) -> None:
+    class Away(FakeCuda):
+        refusals = 0
+
+        def use_device(self, index: int) -> None:
+            if self.refusals and index == 1:
+                self.refusals -= 1
+                raise DriverError("devices unavailable")
+            super().use_device(index)
+
+    driver, gate = Away(), threading.Event()
+    device = CudaDevice(1, driver, pinned=PinnedRanges())
+    stream, before = device.stream("copies"), device.stream("others").record()
+    slot, source = device.allocate(4), torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+
+    def refuse_next() -> None:
+        gate.wait()
+        driver.refusals = 1
+
+    stream.run(refuse_next)  # the stream's thread calls the driver from here on
+    if which == "wait":
+        stream.wait(before)
+    if which == "copy":
+        stream.copy(slot, source)
+    failed = stream.record()
+    stream.copy(slot, source)
+    later = stream.record()
+    gate.set()
+    with pytest.raises(DriverError, match="devices unavailable"):
+        failed.synchronize()
+    later.synchronize()
+    assert torch.equal(slot, source)
+    device.close()
+
+
+@pytest.mark.parametrize("forwards", [1, 20])
+@pytest.mark.parametrize("tells_device", [False, True])
+@pytest.mark.parametrize("kept", [0, 2])
+def test_T66_after_a_kernel_broke_the_device_the_callers_error_is_told_and_a_detach_ends(
+    forwards: int, tells_device: bool, kept: int
+) -> None:
+    driver = FailingCuda()
+    driver.resident, driver.tells_device = AWAY, tells_device
+    device = fake_device(driver)
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    found = discover(model).keeping(kept)
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), on_demand=["norm"])
+    for _ in range(forwards):
+        assert torch.equal(run(model), expected)
+
+    def break_device() -> None:
+        driver.failed = True
+        raise ValueError("the caller's own")
+
+    model.block(1).entered = break_device
+    with pytest.raises(ValueError, match="the caller's own"):
+        run(model)
+    model.block(1).entered = None
+    assert streamer.stats().slots == 2
+    streamer.detach(terminal=False)
+    device.close()
+    assert torch.equal(run(model), expected)
+    for lane in driver.streams.values():  # a stream that does not say that it is idle is not used again
+        lane.close()
+
+
+@pytest.mark.parametrize(("status", "lost"), [(700, True), (719, True), (900, False), (907, False), (None, False)])
+def test_T66_what_the_driver_says_of_a_wait_tells_a_failed_device_from_a_capture(
+    status: int | None, lost: bool
+) -> None:
+    failure = RuntimeError("what the driver says")  # as CuPy's, which carries the driver's number
+    if status is not None:
+        vars(failure)["status"] = status
+    assert CupyRuntime.lost(CupyRuntime.__new__(CupyRuntime), failure) == lost
+
+
+def test_T66_an_event_that_a_capture_keeps_from_being_waited_for_is_not_over(
+    driver: FakeCuda, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_event: int) -> bool:
+        raise CaptureError("operation not permitted when a stream is capturing")
+
+    event = device.stream("copies").record()
+    with monkeypatch.context() as capturing:
+        capturing.setattr(driver, "done", refuse)
+        capturing.setattr(driver, "synchronize_event", refuse)
+        assert not event.done()
+        with pytest.raises(CaptureError):
+            settle(event)
+    settle(event)
+    event.synchronize()
+    assert event.done()
 
 
 def test_T68_a_block_in_a_capture_is_refused_before_a_slot_is_taken(

@@ -13,6 +13,7 @@ from cuda_fake import fake_device
 from dlo_support import library_threads
 from hostweights.dlo import open_device
 from hostweights.dlo.contract import Device
+from hostweights.dlo.devices.lane import Lane
 from hostweights.messages.failure import Code, HostWeightsError
 
 FACTORIES = (
@@ -209,6 +210,41 @@ def test_synchronize_leaves_a_failure_to_its_event(port: Device) -> None:
         port.synchronize()
     with pytest.raises(ValueError, match="kept"):
         stream.record().synchronize()
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["refused", "interrupted"])
+def test_a_thread_that_is_not_started_fails_its_own_work_and_none_that_comes_later(
+    port: Device, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    start = threading.Thread.start
+    stream = port.stream("packing")
+    seen: list[int] = []
+
+    def torn(thread: threading.Thread) -> None:
+        if started:
+            start(thread)
+            raise KeyboardInterrupt
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", torn)
+    with pytest.raises(KeyboardInterrupt if started else RuntimeError):
+        stream.run(lambda: seen.append(1))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(2):
+        stream.run(lambda: seen.append(2))
+    stream.record().synchronize()
+    assert seen == [2, 2]
+    stream.close()
+
+
+def test_an_item_of_a_lane_that_breaks_its_promise_keeps_no_later_one_back(caplog: pytest.LogCaptureFixture) -> None:
+    lane, later = Lane("copies"), threading.Event()
+    lane.submit(failing("told nobody"))
+    lane.submit(later.set)
+    lane.close()
+    assert later.is_set()
+    assert lane.idle
+    assert "told nobody" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
 """Order between copies and compute, failures of copies, and use from several threads."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from dlo_support import KINDS, ProbeDevice, Stack, discover, library_threads, make_backing, run, sample
+from dlo_support import KINDS, ProbeDevice, ProbeStream, Stack, discover, library_threads, make_backing, run, sample
 from hostweights.dlo import PrivateBacking, Streamer
 from hostweights.dlo.binding import BlockBinding
+from hostweights.dlo.contract import Event
 from hostweights.dlo.ring import Fill, Use
+from hostweights.dlo.transfer import StagedTransfer
+from hostweights.dlo.tuner import WARM_FORWARDS
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -152,6 +157,120 @@ def test_T66_a_copy_that_cannot_be_issued_fails_the_block_that_needs_it(device: 
     backing.broken = False
     with pytest.raises(MemoryError):
         device.synchronize()
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+@pytest.mark.parametrize("refused", range(4))
+def test_T66_a_thread_that_the_system_does_not_start_fails_one_forward_at_most(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    monkeypatch.setattr("hostweights.dlo.devices.lane.IDLE_S", 0.0)  # each piece of work may need a new thread
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    assert torch.equal(run(model), expected)
+    device.synchronize()
+    start, starts = threading.Thread.start, count()
+
+    def refuse_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("hostweights") and next(starts) == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_one)
+    failed: list[HostWeightsError] = []
+    for _ in range(4):
+        try:
+            assert torch.equal(run(model), expected)
+        except HostWeightsError as copy_failed:
+            failed.append(copy_failed)
+    assert torch.equal(run(model), expected)
+    assert len(failed) <= 1
+    assert all(each.code is Code.COPY_FAILED for each in failed)
+    streamer.detach(terminal=False)
+
+
+def test_T66_a_guess_whose_packing_was_half_submitted_is_in_no_buffer(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack([9, 9, 9, 9, 9, 9])
+
+    class Torn(PrivateBacking):
+        torn = False
+
+        def pack(self, block: int, target: torch.Tensor) -> None:
+            if self.torn:
+                self.torn = False
+                raise OSError("bad page")
+            super().pack(block, target)
+
+    backing = Torn(model, discover(model))
+    copies = device.stream("copies")
+    transfer = StagedTransfer(backing, device, copies)
+    slot = device.allocate(max(plan.size_bytes for plan in backing.blocks))
+    for block in range(4):
+        transfer.issue(block, slot, ()).synchronize()
+    record = ProbeStream.record
+
+    def refuse(stream: ProbeStream) -> Event:
+        if stream.name.endswith("packing"):
+            raise MemoryError("no event")
+        return record(stream)
+
+    monkeypatch.setattr(ProbeStream, "record", refuse)
+    backing.torn = True
+    with pytest.raises(MemoryError):
+        transfer.expect([4])
+    monkeypatch.setattr(ProbeStream, "record", record)
+    with pytest.raises(OSError, match="bad page"):  # not the bytes of the block that was packed there before
+        transfer.issue(4, slot, ()).synchronize()
+    transfer.forget()
+    transfer.issue(4, slot, ()).synchronize()
+    copies.close()
+    transfer.close()
+
+
+def test_T66_what_cannot_be_prepared_ahead_fails_no_block(device: ProbeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_transfer: StagedTransfer, _blocks: Sequence[int]) -> None:
+        raise MemoryError("no staging")
+
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    monkeypatch.setattr(StagedTransfer, "expect", refuse)
+    for _ in range(3):
+        assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
+
+
+@pytest.mark.parametrize("slots", [2, None])
+def test_T66_a_copy_that_is_timed_fails_with_its_packing(device: ProbeDevice, slots: int | None) -> None:
+    """By a recording, or by the tuner: the mark of the copy's begin must not take the failure away."""
+    model = Stack([4, 9, 5, 7, 3, 6, 8])
+    expected = run(model)
+    found = discover(model)
+
+    class Flaky(PrivateBacking):
+        broken = False
+
+        def pack(self, block: int, target: torch.Tensor) -> None:
+            if self.broken and block == 5:
+                raise MemoryError("no staging")
+            super().pack(block, target)
+
+    backing = Flaky(model, found)
+    streamer = Streamer.attach(model, found, device, backing, slots=slots)
+    for _ in range(WARM_FORWARDS):
+        assert torch.equal(run(model), expected)
+    backing.broken = True
+    with ExitStack() as recording:
+        if slots is not None:
+            recording.enter_context(streamer.record())
+        with pytest.raises(HostWeightsError, match=r"'blocks\.5'.*MemoryError: no staging"):
+            run(model)
+    backing.broken = False
     for _ in range(2):
         assert torch.equal(run(model), expected)
     streamer.detach(terminal=False)
@@ -332,6 +451,30 @@ def test_T57_a_refill_and_a_detach_wait_for_the_event_of_the_compute_that_read_t
 def run_thrice(model: Stack) -> None:
     for _ in range(3):
         run(model)
+
+
+def test_T57_where_the_end_of_compute_cannot_be_marked_the_slot_is_given_back_after_the_device_stopped(
+    device: ProbeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack([4, 9, 5, 7])
+    expected = run(model)
+    streamer = attach(model, device)
+    synchronize, waited = ProbeDevice.synchronize, []
+
+    def watched(probe: ProbeDevice) -> None:
+        waited.append(probe)
+        synchronize(probe)
+
+    def refuse() -> None:
+        device.interrupt_record = MemoryError("no event")
+
+    monkeypatch.setattr(ProbeDevice, "synchronize", watched)
+    model.block(1).entered = refuse
+    assert torch.equal(run(model), expected)
+    assert waited == [device]
+    model.block(1).entered = None
+    assert torch.equal(run(model), expected)
+    streamer.detach(terminal=False)
 
 
 def test_T66_an_interrupt_before_the_host_tensors_are_shown_leaves_no_block_in_a_slot(

@@ -77,6 +77,21 @@ def test_a_ring_that_nobody_looks_at_keeps_no_more_than_a_few_waits() -> None:
     assert (meter.count, meter.seconds) == (10_000, 5_000.0)
 
 
+def test_a_wait_that_the_device_did_not_time_is_left_out() -> None:
+    class Failing(Clock):
+        def elapsed_s(self, begin: object, end: object) -> float:
+            if end is lost:
+                raise RuntimeError("the device failed")
+            return super().elapsed_s(begin, end)
+
+    lost = At(1.5)
+    meter = StallMeter(Failing())
+    meter.add(At(1.0), lost)
+    meter.add(At(2.0), At(2.25))
+    meter.settle()
+    assert (meter.count, meter.seconds) == (1, 0.25)
+
+
 def test_a_use_asks_the_device_nothing() -> None:
     meter, asked = StallMeter(Clock()), Unasked(1.0)
     for _ in range(24):

@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,14 +14,16 @@ from hypothesis import strategies as st
 from cuda_fake import FakeCuda, fake_device
 from dlo_support import KINDS, FileLease, Stack, discover, make_backing
 from hostweights.dlo import open_device
+from hostweights.dlo.contract import Event
 from hostweights.dlo.gather.cut import Cut
 from hostweights.dlo.gather.ranks import RankGroup
 from hostweights.dlo.gather.shards import ShardBacking
-from hostweights.dlo.gather.transfer import Lanes
+from hostweights.dlo.gather.transfer import GatherTransfer, Lanes
 from hostweights.dlo.gather.way import Gathering
-from hostweights.dlo.transfer import open_transfer
+from hostweights.dlo.transfer import Marker, StagedTransfer, open_transfer
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import RegistrationPolicy
+from rank_kit import Bytes
 
 
 @given(size_bytes=st.integers(0, 100_000), ranks=st.integers(1, 9))
@@ -112,6 +115,57 @@ def test_C4_a_gather_begins_while_the_one_before_travels_and_waits_for_one_into_
         event.synchronize()
     lanes.close()
     device.close()
+
+
+class Flaky(StagedTransfer):
+    """Cannot issue a copy as often as it is told."""
+
+    refusals = 0
+
+    def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
+        if self.refusals:
+            self.refusals -= 1
+            raise MemoryError("no staging")
+        return super().issue(block, slot, after, began)
+
+
+class OneRank:
+    """Stands for a session: gathers the only part there is."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def begin(
+        self, block: int, slot: torch.Tensor, part: torch.Tensor, copied: Event | None, after: Sequence[Event]
+    ) -> None:
+        self.begun.append(block)
+        for event in (*after, *([] if copied is None else [copied])):
+            event.synchronize()
+        slot.copy_(part)
+
+
+@pytest.mark.parametrize("when", ["ahead", "at once"])
+def test_C4_a_part_that_cannot_be_issued_is_no_other_blocks_and_leaves_no_gather_out(when: str) -> None:
+    device, backing, session = open_device("cpu"), Bytes([512] * 6, scattered=True, seed=0), OneRank()
+    parts = Flaky(backing, device, device.stream("copies"))
+    lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
+    transfer = GatherTransfer(backing, device, parts, 0, lanes, session, 0, 1)  # type: ignore[arg-type]  # of one rank
+    slot = device.allocate(512)
+    for block in range(3):
+        transfer.issue(block, slot, ()).synchronize()
+    if when == "ahead":
+        parts.refusals = 2
+        transfer.expect([3, 4])
+    else:
+        parts.refusals = 1
+        with pytest.raises(MemoryError, match="no staging"):
+            transfer.issue(3, slot, ()).synchronize()
+    for block in (3, 4):
+        transfer.issue(block, slot, ()).synchronize()
+        assert torch.equal(slot, backing.values[block])
+    assert session.begun == ([0, 1, 2, 3, 4] if when == "ahead" else [0, 1, 2, 3, 3, 4])
+    device.close()
+    transfer.close()
 
 
 def test_C4_a_group_of_one_joins_nobody_and_gathers_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ class DriverError(RuntimeError):
     """What the driver says."""
 
 
+class CaptureError(DriverError):
+    """What it says of waits while a graph is being captured."""
+
+
 class _Point:
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -65,6 +69,9 @@ class FakeCuda:
     def use_device(self, index: int) -> None:
         self._thread.index = index
         self.used.append(index)
+
+    def lost(self, failure: Exception) -> bool:
+        return isinstance(failure, DriverError) and not isinstance(failure, CaptureError)
 
     def attribute(self, number: int, index: int) -> int:
         del index
@@ -183,6 +190,61 @@ class FakeCuda:
         with self._lock:
             self._handles += 1
             return self._handles
+
+
+class FailingCuda(FakeCuda):
+    """Once ``failed``, every call that asks the device anything says so, as after a kernel that broke the context."""
+
+    failed = False
+    tells_device = True
+
+    def current_device(self) -> int:
+        if not self.tells_device:
+            self._refuse()
+        return super().current_device()
+
+    def create_event(self) -> int:
+        self._refuse()
+        return super().create_event()
+
+    def destroy_event(self, event: int) -> None:
+        self._refuse()
+        super().destroy_event(event)
+
+    def record(self, event: int, stream: int) -> None:
+        self._refuse()
+        super().record(event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        self._refuse()
+        super().wait(stream, event)
+
+    def done(self, event: int) -> bool:
+        return not self.failed and super().done(event)  # CuPy raises nothing here
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        self._refuse()
+        return super().elapsed_ms(begin, end)
+
+    def copy_to_device(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        self._refuse()
+        super().copy_to_device(target, source, size_bytes, stream)
+
+    def synchronize_event(self, event: int) -> None:
+        self._refuse()
+        super().synchronize_event(event)
+
+    def synchronize_stream(self, stream: int) -> None:
+        self._refuse()
+        super().synchronize_stream(stream)
+
+    def synchronize_device(self) -> None:
+        self._refuse()
+        super().synchronize_device()
+
+    def _refuse(self) -> None:
+        if self.failed:
+            raise DriverError("an illegal memory access was encountered")
 
 
 AWAY = torch.device("cpu", 0)

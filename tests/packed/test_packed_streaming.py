@@ -263,6 +263,30 @@ def test_C12_a_failed_copy_or_unpacking_fails_its_block_and_the_next_forward_rec
             assert torch.equal(forward(loaded.module), expected)
 
 
+def test_C12_a_wrong_guess_whose_unpacking_failed_fails_no_other_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source = make_packable(tmp_path, 6)
+    unpack = HostDecoder.unpack
+
+    def failing_unpack(self: HostDecoder, block: int, packed: torch.Tensor, slot: torch.Tensor) -> None:
+        if block == 3:
+            self.stream.run(refuse)
+        unpack(self, block, packed, slot)
+
+    x = torch.linspace(-1.0, 1.0, WIDTH).reshape(1, WIDTH)
+    order = [0, 1, 2, 0, 1, 5, 4, 0, 1, 2]  # after the first 2 block 3 is guessed, in vain
+    with open_sync(packing_config(tmp_path / "store")) as host, torch.inference_mode():
+        loaded = host.load(partial(Packable, 6), source)
+        layers = [loaded.module.get_submodule(f"layers.{index}") for index in range(6)]
+        expected = [layer(x) for layer in layers]
+        host.attach(loaded, device="cpu", slots=2)
+        forward(loaded.module)
+        monkeypatch.setattr(HostDecoder, "unpack", failing_unpack)
+        for index in order:
+            assert torch.equal(layers[index](x), expected[index])
+
+
 def test_C12_no_staging_slot_is_refilled_before_it_was_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
