@@ -47,14 +47,14 @@ class DigestCache:
         begun_ns = self._now_ns()  # a change while the file is hashed, which may last, must leave another time
         before = _change_time_ns(stamp)
         entry = self._read(stamp)
-        if entry is not None and before is not None and entry.ctime_ns == before and entry.stamp == stamp:
+        if entry is not None and before is not None and entry.ctime_ns == before and entry.stamp == _bare(stamp):
             return entry.digest
         digest = compute()
         if before is not None and begun_ns - max(before, stamp.mtime_ns) >= SETTLED_NS:
             # Filed under the time from before: if the file changed meanwhile, the entry never counts.
             # A path that is not valid Unicode cannot be written down.
             with suppress(OSError, UnicodeEncodeError):
-                self._write(_Entry(_FORMAT, stamp, before, digest))
+                self._write(_Entry(_FORMAT, _bare(stamp), before, digest))
         return digest
 
     def _read(self, stamp: FileStamp) -> _Entry | None:
@@ -73,6 +73,11 @@ class DigestCache:
 
 def _entry_name(stamp: FileStamp) -> str:
     return f"{blake3(os.fsencode(stamp.path)).hexdigest()}.json"
+
+
+def _bare(stamp: FileStamp) -> FileStamp:
+    """The stamp as an entry holds it, beside its ctime."""
+    return msgspec.structs.replace(stamp, ctime_ns=0)
 
 
 def _change_time_ns(stamp: FileStamp) -> int | None:

@@ -26,6 +26,7 @@ def stamp_of(path: Path, status: os.stat_result) -> FileStamp:
         device=status.st_dev,
         inode=status.st_ino,
         mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,  # what copies over a file in place can give it its old mtime back
     )
 
 

@@ -60,7 +60,10 @@ def remember(key_directory: Place, generation: str, record: VerifiedRecord) -> N
 
 
 def _stamp(name: str, fd: int) -> FileStamp:
-    """Named within its generation: the root's path may be one that JSON cannot hold."""
+    """Named within its generation: the root's path may be one that JSON cannot hold.
+
+    Without ctime: a hard link that is made or removed, as by a backup, would have every byte of it read again.
+    """
     found = files().fstat(fd)
     return FileStamp(
         path=name,

@@ -11,14 +11,18 @@ BLOCK_ALIGNMENT_BYTES = 4096
 TENSOR_ALIGNMENT_BYTES = 256
 
 
-class FileStamp(Record, frozen=True, kw_only=True):
-    """A file as it was when the plan was made; any difference later means that it was replaced or changed."""
+class FileStamp(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A file as it was when the plan was made; any difference later means that it was replaced or changed.
+
+    ``ctime_ns`` is 0 where it does not count.
+    """
 
     path: Path
     size_bytes: SizeBytes
     device: Count
     inode: Count
     mtime_ns: int
+    ctime_ns: int = 0
 
 
 class SourceTensor(Record, frozen=True, kw_only=True):

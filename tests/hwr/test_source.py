@@ -1,6 +1,7 @@
 """Content identity, hub proof and the digest cache."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -95,6 +96,23 @@ def test_B1_file_that_changes_while_it_is_hashed_is_refused(tmp_path: Path, monk
         source_digest(checkpoint, None, budget())
 
 
+def test_B1_file_that_is_copied_over_in_place_with_its_mtime_is_refused(tmp_path: Path) -> None:
+    path, other = (save(tmp_path / f"{number}.safetensors", weights(number)) for number in (1.0, 2.0))
+    for each in (path, other):
+        os.utime(each, ns=(1, 1))
+    checkpoint, before = open_checkpoint(path), path.stat()
+    source_digest(checkpoint, None, budget())
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the kernel's clock for files is a coarse one
+        shutil.copyfile(other, path)
+        shutil.copystat(other, path)
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    with refused(Code.SOURCE_CHANGED, "1.0.safetensors"):
+        checkpoint.read("a", budget())
+    with refused(Code.SOURCE_CHANGED, "1.0.safetensors"):
+        checkpoint.verify_unchanged()
+
+
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 1000])
 def test_B1_digest_is_of_the_whole_file_whatever_the_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
@@ -121,6 +139,16 @@ def test_B1_cache_saves_the_second_hash(tmp_path: Path, hashed: list[str]) -> No
     cache = DigestCache(tmp_path / "cache", lambda: LATER_NS)
     assert digest(path, cache) == digest(path, cache) == digest(path)
     assert len(hashed) == 2  # one by the cache, one without it
+
+
+def test_B1_entries_hold_the_ctime_beside_the_stamp_as_they_always_did(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors", weights())
+    digest(path, DigestCache(tmp_path / "cache", lambda: LATER_NS))
+    (entry,) = (tmp_path / "cache").iterdir()
+    found = json.loads(entry.read_bytes())
+    assert list(found) == ["format", "stamp", "ctime_ns", "digest"]
+    assert list(found["stamp"]) == ["path", "size_bytes", "device", "inode", "mtime_ns"]
+    assert found["ctime_ns"] == path.stat().st_ctime_ns
 
 
 def test_B1_cache_notices_a_change_that_keeps_size_and_mtime(tmp_path: Path, hashed: list[str]) -> None:
