@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Generic, NoReturn, ParamSpec
+from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from .driver import RingDriver
 from .ring import Use
 
 P = ParamSpec("P")
+R = TypeVar("R")
 Forward = Callable[..., object]
 
 
@@ -31,24 +32,24 @@ class _Uncopyable:
         raise _refused("copied")
 
 
-class _Opaque(Generic[P]):
+class _Opaque(Generic[P, R]):
     """Calls a function of the driver so that torch.compile runs it as it is instead of tracing into locks and swaps.
 
     The compiler takes a second to import, so it is told only when somebody else has loaded it. That it is tracing is
     asked first: it would look at every loaded module, of which another thread may load more meanwhile.
     """
 
-    def __init__(self, call: Callable[P, None]) -> None:
-        self._call: Callable[P, None] = call
+    def __init__(self, call: Callable[P, R]) -> None:
+        self._call: Callable[P, R] = call
         self._told = False
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it."""
         if not self._told and (torch.compiler.is_compiling() or "torch._dynamo" in sys.modules):
-            untraced: Callable[P, None] = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]  # torch's
+            untraced: Callable[P, R] = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]  # torch's
             self._call = untraced
             self._told = True
-        self._call(*args, **kwargs)
+        return self._call(*args, **kwargs)
 
 
 class BlockHook(_Uncopyable):
@@ -60,6 +61,7 @@ class BlockHook(_Uncopyable):
     def __init__(self, driver: RingDriver, index: int, module: nn.Module) -> None:
         self._enter = _Opaque(driver.enter)
         self._leave = _Opaque(driver.leave)
+        self._hand_out = _Opaque(driver.hand_out)
         self._index = index
         self._module = module
         self._inner: Forward = module.forward
@@ -71,10 +73,10 @@ class BlockHook(_Uncopyable):
         try:
             self._enter(use)
             if use.slot is None or not torch.is_grad_enabled():
-                return self._inner(*args, **kwargs)
+                return self._hand_out(use, self._inner(*args, **kwargs))
             self._refuse_training()
             with torch.no_grad():
-                return self._inner(*args, **kwargs)
+                return self._hand_out(use, self._inner(*args, **kwargs))
         finally:
             try:
                 self._leave(use)
