@@ -16,6 +16,7 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .component import Component, Visit
 from .driver import RingDriver
 from .ring import Use
+from .values import wants_gradients
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +75,7 @@ class BlockHook(_Uncopyable):
             self._enter(use)
             if use.slot is None or not torch.is_grad_enabled():
                 return self._hand_out(use, self._inner(*args, **kwargs))
-            self._refuse_training()
+            self._refuse_training((args, kwargs))
             with torch.no_grad():
                 return self._hand_out(use, self._inner(*args, **kwargs))
         finally:
@@ -84,16 +85,12 @@ class BlockHook(_Uncopyable):
                 self._leave(use)
                 raise
 
-    def _refuse_training(self) -> None:
+    def _refuse_training(self, inputs: object) -> None:
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
-                raise error(
-                    Stage.TRANSPORT,
-                    Code.UNSUPPORTED,
-                    f"parameter {name!r} of a streamed block wants gradients, and streamed blocks compute without "
-                    "autograd; run under torch.inference_mode() or freeze it, or detach the model to train",
-                    tensor=name,
-                )
+                raise _no_training(f"parameter {name!r}", "freeze it", tensor=name)
+        if wants_gradients(inputs):
+            raise _no_training("an input", "freeze what it was made from")
 
 
 class RootHook(_Uncopyable):
@@ -222,6 +219,14 @@ def _refused(what: str) -> HostWeightsError:
         f"a streamed model cannot be {what}: its parameters are bound to shared host pages and device slots; "
         "detach it first (not terminal), and attach it again afterwards",
     )
+
+
+def _no_training(what: str, way_out: str, **names: str) -> HostWeightsError:
+    text = (
+        f"{what} of a streamed block wants gradients, and streamed blocks compute without autograd; run under "
+        f"torch.inference_mode() or {way_out}, or detach the model to train"
+    )
+    return error(Stage.TRANSPORT, Code.UNSUPPORTED, text, retryable=False, **names)
 
 
 def _gone() -> HostWeightsError:

@@ -40,6 +40,18 @@ def changed(value: object, change: Change, within: frozenset[int] = frozenset())
     return value
 
 
+def wants_gradients(value: object) -> bool:
+    """Whether a tensor in the value takes part in a graph."""
+    found: list[bool] = []
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.requires_grad)
+        return tensor
+
+    changed(value, look)
+    return any(found)
+
+
 def apart_from(memory: torch.Tensor, value: object) -> object:
     """The value with copies, of the same strides, of what lies in ``memory``; the value itself if nothing does."""
     start = memory.data_ptr()
