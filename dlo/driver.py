@@ -27,6 +27,7 @@ from .stalls import StallMeter
 from .timeline import Timeline
 from .transfer import Transfer, Way, settle
 from .tuner import WARM_FORWARDS, Tuner
+from .values import apart_from
 
 _LOG = logging.getLogger("hostweights")
 
@@ -142,6 +143,10 @@ class RingDriver:
                 if self._ring.holder(use.block) in (slot, None):
                     self._bindings[use.block].park()
                 self._idle.notify_all()
+
+    def hand_out(self, use: Use, result: object) -> object:
+        """The result of a use that is about to end: what lies in the slot, which other blocks overwrite, is copied."""
+        return result if use.slot is None else apart_from(self._slots[use.slot].memory, result)
 
     def begin_forward(self) -> None:
         """A forward of the whole model begins."""

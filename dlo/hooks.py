@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Generic, NoReturn, ParamSpec
+from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -16,8 +16,10 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 from .component import Component, Visit
 from .driver import RingDriver
 from .ring import Use
+from .values import wants_gradients
 
 P = ParamSpec("P")
+R = TypeVar("R")
 Forward = Callable[..., object]
 
 
@@ -31,24 +33,24 @@ class _Uncopyable:
         raise _refused("copied")
 
 
-class _Opaque(Generic[P]):
+class _Opaque(Generic[P, R]):
     """Calls a function of the driver so that torch.compile runs it as it is instead of tracing into locks and swaps.
 
     The compiler takes a second to import, so it is told only when somebody else has loaded it. That it is tracing is
     asked first: it would look at every loaded module, of which another thread may load more meanwhile.
     """
 
-    def __init__(self, call: Callable[P, None]) -> None:
-        self._call: Callable[P, None] = call
+    def __init__(self, call: Callable[P, R]) -> None:
+        self._call: Callable[P, R] = call
         self._told = False
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it."""
         if not self._told and (torch.compiler.is_compiling() or "torch._dynamo" in sys.modules):
-            untraced: Callable[P, None] = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]  # torch's
+            untraced: Callable[P, R] = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]  # torch's
             self._call = untraced
             self._told = True
-        self._call(*args, **kwargs)
+        return self._call(*args, **kwargs)
 
 
 class BlockHook(_Uncopyable):
@@ -60,6 +62,7 @@ class BlockHook(_Uncopyable):
     def __init__(self, driver: RingDriver, index: int, module: nn.Module) -> None:
         self._enter = _Opaque(driver.enter)
         self._leave = _Opaque(driver.leave)
+        self._hand_out = _Opaque(driver.hand_out)
         self._index = index
         self._module = module
         self._inner: Forward = module.forward
@@ -71,10 +74,10 @@ class BlockHook(_Uncopyable):
         try:
             self._enter(use)
             if use.slot is None or not torch.is_grad_enabled():
-                return self._inner(*args, **kwargs)
-            self._refuse_training()
+                return self._hand_out(use, self._inner(*args, **kwargs))
+            self._refuse_training((args, kwargs))
             with torch.no_grad():
-                return self._inner(*args, **kwargs)
+                return self._hand_out(use, self._inner(*args, **kwargs))
         finally:
             try:
                 self._leave(use)
@@ -82,16 +85,12 @@ class BlockHook(_Uncopyable):
                 self._leave(use)
                 raise
 
-    def _refuse_training(self) -> None:
+    def _refuse_training(self, inputs: object) -> None:
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
-                raise error(
-                    Stage.TRANSPORT,
-                    Code.UNSUPPORTED,
-                    f"parameter {name!r} of a streamed block wants gradients, and streamed blocks compute without "
-                    "autograd; run under torch.inference_mode() or freeze it, or detach the model to train",
-                    tensor=name,
-                )
+                raise _no_training(f"parameter {name!r}", "freeze it", tensor=name)
+        if wants_gradients(inputs):
+            raise _no_training("an input", "freeze what it was made from")
 
 
 class RootHook(_Uncopyable):
@@ -220,6 +219,14 @@ def _refused(what: str) -> HostWeightsError:
         f"a streamed model cannot be {what}: its parameters are bound to shared host pages and device slots; "
         "detach it first (not terminal), and attach it again afterwards",
     )
+
+
+def _no_training(what: str, way_out: str, **names: str) -> HostWeightsError:
+    text = (
+        f"{what} of a streamed block wants gradients, and streamed blocks compute without autograd; run under "
+        f"torch.inference_mode() or {way_out}, or detach the model to train"
+    )
+    return error(Stage.TRANSPORT, Code.UNSUPPORTED, text, retryable=False, **names)
 
 
 def _gone() -> HostWeightsError:

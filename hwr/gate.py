@@ -1,6 +1,7 @@
 """A gate around a model's forward: forwards share it, a re-bind has it alone."""
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,9 +114,13 @@ class ForwardGate:
 
 
 class _GatedForward:
-    """Stands in a module's own attributes in front of its class's forward."""
+    """Stands in a module's own attributes in front of its class's forward, with that one's name and signature.
+
+    Callers look at the signature: generation asks it which inputs the model takes.
+    """
 
     def __init__(self, gate: ForwardGate, inner: Callable[..., Any], *, own: bool) -> None:
+        functools.update_wrapper(self, inner)  # first: it copies attributes, whose names may be these
         self.gate = gate
         self.inner = inner
         self.own = own

@@ -54,11 +54,17 @@ def _whole(place: Place) -> Iterable[Place]:
 def places(root: nn.Module, spread: Callable[[Place], Iterable[Place]] = _whole) -> Iterator[Place]:
     """Every place that holds a tensor, in module order, shared modules and tensors once per name; None is skipped.
 
+    A module that lies in itself, as a child that keeps its parent, is not entered again there.
     A place of a tensor of any other class than ``PLAIN`` is replaced by what ``spread`` makes of it.
     """
-    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    waiting: list[tuple[str, nn.Module | None]] = [("", root)]
+    above: dict[int, None] = {}
+    """The ids of the modules that the one at hand lies in, the nearest last; None in ``waiting`` ends one."""
     while waiting:
         lead, module = waiting.pop()
+        if module is None:
+            above.popitem()
+            continue
         tables = vars(module)
         table = tables["_parameters"]
         for attribute, parameter in table.items():
@@ -77,7 +83,10 @@ def places(root: nn.Module, spread: Callable[[Place], Iterable[Place]] = _whole)
                     yield from spread(place)
         children = tables["_modules"]
         if children:
-            below = [(f"{lead}{name}.", child) for name, child in children.items() if child is not None]
+            above[id(module)] = None
+            waiting.append(("", None))
+            items = children.items()
+            below = [(f"{lead}{name}.", child) for name, child in items if child is not None and id(child) not in above]
             waiting.extend(reversed(below))
 
 

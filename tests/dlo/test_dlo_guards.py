@@ -13,6 +13,7 @@ from torch import nn
 
 from dlo_support import FileLease, ProbeDevice, Stack, discover, run, sample
 from hostweights.dlo import PrivateBacking, Streamer
+from hostweights.dlo.values import wants_gradients
 from hostweights.messages.failure import Code, HostWeightsError
 
 
@@ -170,14 +171,29 @@ def test_T70_an_adapter_added_afterwards_stays_resident_and_applies(model: Stack
 def test_blocks_compute_without_autograd_and_refuse_to_train(model: Stack, streamer: Streamer) -> None:
     expected = run(model)
     model.inlet.requires_grad_(True)
+    wanting = sample().requires_grad_(True)
+    inputs: list[Callable[[], object]] = [
+        lambda: model(sample()),
+        lambda: model.block(0)(wanting),
+        lambda: model.block(0)(x=wanting),
+    ]
+    for call in inputs:
+        with pytest.raises(HostWeightsError, match="an input of a streamed block wants gradients") as refused:
+            call()
+        assert refused.value.code is Code.UNSUPPORTED
+        with torch.no_grad():
+            call()
+    assert wants_gradients({"nested": [(1, wanting)]})
+    model.inlet.requires_grad_(False)
+    model.gain.requires_grad_(False)
     out = model(sample())
     assert torch.equal(out, expected)
-    assert not model.block(0)(sample().requires_grad_(True)).requires_grad
     model.block(1).extra = nn.Linear(2, 2)
     with pytest.raises(HostWeightsError, match=r"'extra\.weight' of a streamed block wants gradients"):
         model(sample())
     assert torch.equal(run(model), expected)
     streamer.detach(terminal=False)
+    model.inlet.requires_grad_(True)
     assert model(sample()).requires_grad
 
 

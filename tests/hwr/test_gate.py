@@ -1,6 +1,7 @@
 """The forward gate: shared by forwards, alone for a re-bind."""
 
 import copy
+import inspect
 import io
 import threading
 from collections.abc import Callable
@@ -89,6 +90,23 @@ def test_A13_gated_forward_gives_the_same_results_and_remove_restores_it() -> No
     assert "forward" not in vars(model)
     assert torch.equal(model(ONES, scale=2.0), expected)
     ForwardGate.install(model).remove()
+
+
+def test_A13_gated_forward_has_the_signature_and_attributes_of_the_models_own() -> None:
+    class Marked(Probe):
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x, scale=scale)
+
+    vars(Marked.forward).update(inner="mark", gate="mark", own="mark", other="mark")
+    model = Marked()
+    signature = inspect.signature(model.forward)
+    gate = ForwardGate.install(model)
+    assert inspect.signature(model.forward) == signature
+    assert (model.forward.__name__, vars(model.forward)["other"]) == ("forward", "mark")
+    assert model(ONES).shape == (2,)
+    assert inspect.signature(copy.deepcopy(model).forward) == signature
+    gate.remove()
+    assert "forward" not in vars(model)
 
 
 def test_A13_forwards_run_together() -> None:

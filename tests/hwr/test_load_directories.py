@@ -46,6 +46,35 @@ async def test_B9_transformers_directory_loads_cold_warm_and_streamed(transforme
     assert not await anyio.to_thread.run_sync(publish_again, config, folder)
 
 
+async def test_B9_a_model_generates_the_same_tokens_loaded_adopted_and_streamed(
+    transformers: Any, tmp_path: Path
+) -> None:
+    sizes = {"n_embd": 32, "n_head": 2, "n_layer": 3, "vocab_size": 50, "n_positions": 64}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=None, pad_token_id=1)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        plain = transformers.GPT2LMHeadModel(config).eval()
+        for parameter in plain.parameters():
+            parameter.normal_(std=0.5)
+    plain.save_pretrained(tmp_path / "model")
+    padded = torch.tensor([[1, 1, 1, 5, 7, 9], [3, 4, 5, 6, 7, 8]])
+
+    def tokens(model: Any) -> list[list[int]]:
+        found: list[list[int]] = model.generate(padded, max_new_tokens=8, do_sample=False).tolist()
+        return found
+
+    expected = tokens(plain)
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        model = await load_transformers(host, tmp_path / "model")
+        assert tokens(model.module) == expected
+        await host.adopt(model)
+        assert tokens(model.module) == expected
+        attachment = await host.attach(model)
+        assert tokens(model.module) == expected
+        await attachment.detach()
+        await model.unload()
+
+
 def publish_again(config: Config, folder: Path) -> bool:
     found = describe_directory(folder)
     return warm(config, found.factory, found.source, record=found.record, name=found.name).built

@@ -6,6 +6,7 @@ from torch import nn
 
 from hostweights.hwr.dtypes import contiguous_stride
 from hostweights.hwr.models.bert import BERT_ENCODER
+from hostweights.hwr.module_tensors import places
 from hostweights.hwr.ownership import collect_ownership, ownership_digest
 from hostweights.hwr.records import ModelRecord, generic_record
 from hostweights.hwr.skeleton import build_skeleton
@@ -65,6 +66,18 @@ def test_T63_ties_are_aliases_and_tensors_of_several_blocks_belong_to_none() -> 
     assert blocks["blocks.0.scale"] is None
     assert blocks["blocks.0.0.weight"] == 0
     assert [t.block for t in owned.tensors if t.block is not None] == [0, 0, 1, 1, 1, 1, 2, 2]
+
+
+def test_B5_a_module_that_lies_in_itself_is_walked_once() -> None:
+    first, second, third = (nn.Linear(2, 2) for _ in range(3))
+    inner = nn.Sequential(second, third)
+    root = nn.Sequential(first, inner)
+    first.parent = root
+    inner.add_module("parent", root)
+    second.add_module("itself", second)
+    assert [place.name for place in places(root)] == [name for name, _ in root.named_parameters()]
+    inner.add_module("twin", third)
+    assert [place.name for place in places(root)][-2:] == ["1.twin.weight", "1.twin.bias"]
 
 
 @pytest.mark.parametrize("factory", [Tied, Bert])
