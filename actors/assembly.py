@@ -1,5 +1,6 @@
 """Puts the system together: resources, ports, actors, and the order in which they start and stop."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
@@ -26,6 +27,7 @@ from ..messages.transport import (
 )
 from .kernel.blocking import in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
+from .kernel.errors import MailboxFull
 from .kernel.instruments import Instruments
 from .kernel.system import ActorSystem
 from .ports.loader import LocalLoader
@@ -47,6 +49,9 @@ RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
 """Faults of the host that may pass; what an actor held stands in the resources. All else is a bug of ours."""
 
 
+_FULL_PAUSE_S = 0.001
+
+
 def _take_back(reply: Message) -> Message | None:
     """What undoes a reply whose asker was cancelled in the same moment."""
     match reply:
@@ -56,6 +61,15 @@ def _take_back(reply: Message) -> Message | None:
             return Detach(attachment_id=info.attachment_id, terminal=False)
         case _:
             return None
+
+
+async def _ask_patiently(system: ActorSystem, recipient: str, message: Message) -> Message:
+    """Ask, again and again while the mailbox is full: a close may not fail because others ask too."""
+    while True:
+        try:
+            return await system.ask(recipient, message)
+        except MailboxFull:
+            await asyncio.sleep(_FULL_PAUSE_S)
 
 
 class Assembly:
@@ -104,6 +118,7 @@ class Assembly:
                 accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
                 undelivered=_take_back,
                 mailbox_limit=limit,
+                beside_limit=(Detach,),
                 restart=RESTART,
                 workers=1,
             ),
@@ -114,6 +129,7 @@ class Assembly:
                 concurrent=(Lookup, Fetch, Build),
                 undelivered=_take_back,
                 mailbox_limit=limit,
+                beside_limit=(Release,),
                 restart=RESTART,
                 workers=4,
             ),
@@ -171,12 +187,12 @@ class Assembly:
 
     async def _wind_down(self, system: ActorSystem) -> None:
         """Hooks and copies go before leases. What a crashed actor leaves is taken down after the system."""
-        attachments = await system.ask(TRANSPORT, ListAttachments())
+        attachments = await _ask_patiently(system, TRANSPORT, ListAttachments())
         assert isinstance(attachments, Attachments)
         for info in attachments.attachments:
             await system.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
         self.resources.forget_models()
-        leases = await system.ask(STORE, ListLeases())
+        leases = await _ask_patiently(system, STORE, ListLeases())
         assert isinstance(leases, Leases)
         for lease in leases.leases:
             await system.ask(STORE, Release(lease_id=lease.lease_id))

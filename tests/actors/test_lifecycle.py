@@ -1,0 +1,95 @@
+"""D1, D2: open, close, adopt, attach and unload, cancelled or beside each other, leave what they promise."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from hostweights import Config, HostWeights, RuntimePolicy
+from hostweights.actors.ports.loader import LocalLoader
+from hostweights.actors.ports.store import LocalStorePort
+from hostweights.messages.budget import Budget
+from hostweights.messages.resolver import PlanRestore, RestorePlanned
+from hostweights.messages.store import Memory
+from tiny_model import factory, make_checkpoint
+
+pytestmark = pytest.mark.asyncio
+
+
+class Held:
+    """A call that waits on its thread, from ``inside`` until ``go``."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.go = threading.Event()
+
+    def wait(self) -> None:
+        self.inside.set()
+        assert self.go.wait(60)
+
+    async def reached(self) -> None:
+        while not self.inside.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0)
+
+
+async def test_D1_a_cancelled_load_gives_its_lease_back_past_a_full_mailbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    planning, reading = Held(), Held()
+    plan, memory = LocalLoader.plan_restore, LocalStorePort.memory
+
+    def slow_plan(port: LocalLoader, effect: PlanRestore, budget: Budget) -> RestorePlanned:
+        planning.wait()
+        return plan(port, effect, budget)
+
+    def slow_memory(port: LocalStorePort) -> Memory:
+        reading.wait()
+        return memory(port)
+
+    config = Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(mailbox_limit=1))
+    async with HostWeights(config) as host:
+        warm = await host.load(factory(), source)
+        assert warm.publication is not None
+        await warm.publication.wait()
+        leases = await host.leases()
+        monkeypatch.setattr(LocalLoader, "plan_restore", slow_plan)
+        monkeypatch.setattr(LocalStorePort, "memory", slow_memory)
+        load = asyncio.create_task(host.load(factory(), source))
+        await planning.reached()
+        readers = [asyncio.create_task(host.memory())]
+        await reading.reached()
+        readers.append(asyncio.create_task(host.memory()))  # fills the store's mailbox
+        await asyncio.sleep(0)
+        load.cancel()
+        planning.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        reading.go.set()
+        await asyncio.gather(*readers)
+        while host._assembly.system.stats().actors[1].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        assert await host.leases() == leases
+
+
+async def test_D1_a_close_waits_for_room_in_a_full_mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Held()
+    memory = LocalStorePort.memory
+
+    def slow_memory(port: LocalStorePort) -> Memory:
+        reading.wait()
+        return memory(port)
+
+    monkeypatch.setattr(LocalStorePort, "memory", slow_memory)
+    host = HostWeights(Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(mailbox_limit=1)))
+    await host.open()
+    readers = [asyncio.create_task(host.memory())]
+    await reading.reached()
+    readers.append(asyncio.create_task(host.memory()))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(host.close())
+    await asyncio.wait({closing}, timeout=0.05)  # it meets the full mailbox
+    reading.go.set()
+    await asyncio.gather(*readers)
+    await closing
