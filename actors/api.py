@@ -91,7 +91,8 @@ class HostWeights:
         try:
             await self._assembly.start()
         except BaseException:
-            await self.close()
+            with suppress(HostWeightsError):  # the caller is told why it did not open
+                await self.close()
             raise
         return self
 

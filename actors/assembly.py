@@ -98,15 +98,16 @@ class Assembly:
     async def start(self) -> None:
         """Start the actors in supervision order: a crash restarts those after it, not those before.
 
-        After an error ``stop`` takes down what was started.
+        It runs once all of them do; after an error ``stop`` takes down what was started.
         """
         runtime = self._config.runtime
         journal = Path(runtime.journal) if isinstance(runtime.journal, str) else runtime.journal
         system = ActorSystem(journal, runtime.shutdown_s, instruments=self._instruments)
-        self._system = await self._stack.enter_async_context(system)
-        self._stack.push_async_callback(self._wind_down, system)
+        await self._stack.enter_async_context(system)
         for spec in self._specs():
             await system.start(spec)
+        self._stack.push_async_callback(self._wind_down, system)
+        self._system = system
 
     def _specs(self) -> tuple[ActorSpec, ...]:
         limit = self._config.runtime.mailbox_limit

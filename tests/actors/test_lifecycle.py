@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hostweights import Config, HostWeights, RuntimePolicy
+from hostweights import Code, Config, HostWeights, HostWeightsError, RuntimePolicy
+from hostweights.actors.kernel.contract import Context
 from hostweights.actors.ports.loader import LocalLoader
 from hostweights.actors.ports.store import LocalStorePort
+from hostweights.actors.transport import TransportActor
 from hostweights.messages.budget import Budget
 from hostweights.messages.resolver import PlanRestore, RestorePlanned
 from hostweights.messages.store import Memory
@@ -93,3 +95,31 @@ async def test_D1_a_close_waits_for_room_in_a_full_mailbox(tmp_path: Path, monke
     reading.go.set()
     await asyncio.gather(*readers)
     await closing
+
+
+async def test_D1_a_cancelled_open_is_a_cancel_and_leaves_nothing(tmp_path: Path) -> None:
+    threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
+    for passes in range(12):
+        host = HostWeights(Config(root=str(tmp_path / "store")))
+        opening = asyncio.create_task(host.open())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (ended,) = await asyncio.gather(opening, return_exceptions=True)
+        assert ended is host or isinstance(ended, asyncio.CancelledError)
+        await host.close()
+        assert set(threading.enumerate()) == threads
+        assert asyncio.all_tasks() == tasks
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await host.open()
+
+
+async def test_D2_an_open_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_actor: TransportActor, _context: Context) -> None:
+        raise OSError(5, "a disk that is broken")
+
+    monkeypatch.setattr(TransportActor, "started", broken)
+    with pytest.raises(HostWeightsError, match="a disk that is broken") as caught:
+        await HostWeights(Config(root=str(tmp_path / "store"))).open()
+    assert caught.value.code is Code.HANDLER_FAILED
