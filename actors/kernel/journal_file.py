@@ -138,6 +138,12 @@ class FileWriter:
             self._thread.join()
             self._thread = None
 
+    def discard(self) -> None:
+        """Take back ``open``: close, and remove the file that it made; blocking."""
+        if self._thread is not None:
+            self.close()
+            self._path.unlink(missing_ok=True)
+
     def _run(self) -> None:
         broken = False
         while (item := self._queue.get()) is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, RuntimePolicy
 from hostweights.actors.kernel.contract import Context
+from hostweights.actors.kernel.journal import Journal
 from hostweights.actors.ports.loader import LocalLoader
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.actors.transport import TransportActor
@@ -123,3 +124,39 @@ async def test_D2_an_open_that_fails_says_why(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(HostWeightsError, match="a disk that is broken") as caught:
         await HostWeights(Config(root=str(tmp_path / "store"))).open()
     assert caught.value.code is Code.HANDLER_FAILED
+
+
+def open_files() -> set[str]:
+    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+def held_journal(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """A journal's file is there, and its thread runs, while the call waits."""
+    held, real = Held(), Journal.open
+
+    def slow_open(journal: Journal) -> None:
+        real(journal)
+        held.wait()
+
+    monkeypatch.setattr(Journal, "open", slow_open)
+    return held
+
+
+async def test_D1_an_open_that_is_cancelled_while_its_journal_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, path = set(threading.enumerate()), tmp_path / "journal"
+    host = HostWeights(Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(journal=str(path))))
+    making = held_journal(monkeypatch)
+    opening = asyncio.create_task(host.open())
+    await making.reached()
+    opening.cancel()
+    making.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert set(threading.enumerate()) == threads
+    assert str(path) not in open_files()
+    assert not path.exists()
+    async with host:
+        assert await host.leases() == ()
+    assert path.exists()
