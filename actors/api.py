@@ -73,6 +73,8 @@ class HostWeights:
         self._assembly = Assembly(config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
+        self._turn = asyncio.Lock()
+        """Of whoever opens or closes."""
 
     @property
     def config(self) -> Config:
@@ -82,18 +84,20 @@ class HostWeights:
     async def open(self) -> Self:
         """Start the actors. Touches no file of the store: the first load that needs it opens it.
 
-        After an error or a cancel nothing runs. Opening what is open is refused and changes nothing.
+        After an error or a cancel nothing runs. Opening what is open is refused and changes nothing. An open waits for
+        another open or close that is under way.
         """
-        if self._assembly.running:
-            raise error(
-                Stage.LIFECYCLE, Code.INVALID_CONFIG, "this HostWeights is open already; use it, or make another"
-            )
-        try:
-            await self._assembly.start()
-        except BaseException:
-            with suppress(HostWeightsError):  # the caller is told why it did not open
-                await self.close()
-            raise
+        async with self._turn:
+            if self._assembly.running:
+                raise error(
+                    Stage.LIFECYCLE, Code.INVALID_CONFIG, "this HostWeights is open already; use it, or make another"
+                )
+            try:
+                await self._assembly.start()
+            except BaseException:
+                with suppress(HostWeightsError):  # the caller is told why it did not open
+                    await _to_the_end(self._assembly.stop())
+                raise
         return self
 
     async def __aenter__(self) -> Self:
@@ -317,18 +321,20 @@ class HostWeights:
     async def close(self) -> None:
         """Cancel loads and publications, stop streaming, give leases back, stop the actors.
 
-        Idempotent. A cancel does not tear it: it goes on once everything is down.
+        Idempotent, also beside another close; one that comes while it opens waits for that, and closes it then. A
+        cancel does not tear it: it goes on once everything is down.
         """
         await _to_the_end(self._close())
 
     async def _close(self) -> None:
-        try:
-            await self._loads.close()
-            for publication in list(self._publications.values()):
-                await publication.cancel()
-            await self._assembly.stop()
-        finally:
-            self._loads.open()
+        async with self._turn:
+            try:
+                await self._loads.close()
+                for publication in list(self._publications.values()):
+                    await publication.cancel()
+                await self._assembly.stop()
+            finally:
+                self._loads.open()
 
     async def _ask(self, recipient: str, message: Message, reply: type[M], timeout_s: float | None = None) -> M:
         answer = await self._assembly.ask(recipient, message, timeout_s)

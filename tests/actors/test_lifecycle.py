@@ -160,3 +160,52 @@ async def test_D1_an_open_that_is_cancelled_while_its_journal_is_made_leaves_non
     async with host:
         assert await host.leases() == ()
     assert path.exists()
+
+
+async def test_D2_opening_beside_an_open_is_refused_and_leaves_the_other_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set(threading.enumerate())
+    host = HostWeights(Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(journal=str(tmp_path / "journal"))))
+    making = held_journal(monkeypatch)
+    first = asyncio.create_task(host.open())
+    await making.reached()
+    second = asyncio.create_task(host.open())
+    await asyncio.sleep(0)
+    making.go.set()
+    assert await first is host
+    with pytest.raises(HostWeightsError, match="open already"):
+        await second
+    assert await host.leases() == ()
+    await host.close()
+    assert set(threading.enumerate()) == threads
+
+
+async def test_D2_a_close_while_it_opens_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set(threading.enumerate())
+    host = HostWeights(Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(journal=str(tmp_path / "journal"))))
+    making = held_journal(monkeypatch)
+    opening = asyncio.create_task(host.open())
+    await making.reached()
+    closing = asyncio.create_task(host.close())
+    await asyncio.sleep(0)
+    making.go.set()
+    await asyncio.gather(opening, closing)
+    with pytest.raises(HostWeightsError, match="not open"):
+        await host.leases()
+    assert set(threading.enumerate()) == threads
+
+
+async def test_D2_two_closes_beside_each_other_both_return_when_all_is_down(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    threads = set(threading.enumerate())
+    host = HostWeights(Config(root=str(tmp_path / "store")))
+    await host.open()
+    await host.attach(await host.load(factory(), source))
+
+    async def close() -> None:
+        await host.close()
+        assert not host._assembly.running
+
+    await asyncio.gather(close(), close())
+    assert set(threading.enumerate()) == threads
