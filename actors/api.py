@@ -328,6 +328,7 @@ class HostWeights:
 
     async def _close(self) -> None:
         async with self._turn:
+            self._assembly.end()
             try:
                 await self._loads.close()
                 for publication in list(self._publications.values()):

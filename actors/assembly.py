@@ -49,6 +49,7 @@ RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
 """Faults of the host that may pass; what an actor held stands in the resources. All else is a bug of ours."""
 
 
+_BEGINNING = (Attach, Publish, Resolve)
 _FULL_PAUSE_S = 0.001
 
 
@@ -81,6 +82,7 @@ class Assembly:
         self._instruments = instruments
         self._store_port = LocalStorePort(config, self.resources)
         self._system: ActorSystem | None = None
+        self._ending = False
         self._stack = AsyncExitStack()
 
     @property
@@ -100,6 +102,7 @@ class Assembly:
 
         It runs once all of them do; after an error ``stop`` takes down what was started.
         """
+        self._ending = False
         runtime = self._config.runtime
         journal = Path(runtime.journal) if isinstance(runtime.journal, str) else runtime.journal
         system = ActorSystem(journal, runtime.shutdown_s, instruments=self._instruments)
@@ -166,6 +169,9 @@ class Assembly:
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""
+        if self._ending and isinstance(message, _BEGINNING):
+            text = "HostWeights is being closed and begins nothing new; open it again first"
+            raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
         timeout_s = None if timeout_s == inf else timeout_s
         return await self.system.ask(recipient, message, timeout_s=timeout_s)
 
@@ -173,6 +179,10 @@ class Assembly:
         """Send clean-up that must not fail the caller; a stopped system has nothing left to clean up."""
         if self._system is not None:
             self._system.tell(recipient, message)
+
+    def end(self) -> None:
+        """Refuse, until the next ``start``, what begins something: it would come between the steps of ``stop``."""
+        self._ending = True
 
     async def stop(self) -> None:
         """Detach every model, give every lease back, stop the actors, close the store. Idempotent."""

@@ -9,12 +9,14 @@ import pytest
 from hostweights import Code, Config, HostWeights, HostWeightsError, RuntimePolicy
 from hostweights.actors.kernel.contract import Context
 from hostweights.actors.kernel.journal import Journal
+from hostweights.actors.ports.devices import LocalDevices
 from hostweights.actors.ports.loader import LocalLoader
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.actors.transport import TransportActor
 from hostweights.messages.budget import Budget
 from hostweights.messages.resolver import PlanRestore, RestorePlanned
 from hostweights.messages.store import Memory
+from hostweights.messages.transport import Detached, DetachModel
 from tiny_model import factory, make_checkpoint
 
 pytestmark = pytest.mark.asyncio
@@ -209,3 +211,34 @@ async def test_D2_two_closes_beside_each_other_both_return_when_all_is_down(tmp_
 
     await asyncio.gather(close(), close())
     assert set(threading.enumerate()) == threads
+
+
+async def test_D1_a_close_refuses_an_attach_or_publication_that_comes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    detaching, real = Held(), LocalDevices.detach
+
+    def slow_detach(port: LocalDevices, effect: DetachModel) -> Detached:
+        detaching.wait()
+        return real(port, effect)
+
+    host = HostWeights(Config(root=str(tmp_path / "store")))
+    await host.open()
+    first, second = [await host.load(factory(), source) for _ in range(2)]
+    assert first.publication is not None
+    await first.publication.wait()
+    await host.attach(first)
+    monkeypatch.setattr(LocalDevices, "detach", slow_detach)
+    closing = asyncio.create_task(host.close())
+    await detaching.reached()
+    attaching, publication = asyncio.create_task(host.attach(second)), host.publish(second)
+    await asyncio.sleep(0)
+    detaching.go.set()
+    await closing
+    with pytest.raises(HostWeightsError) as caught:
+        await attaching
+    assert caught.value.code is Code.ACTOR_STOPPED
+    report = await publication.wait()
+    assert report.failure is not None
+    assert report.failure.code is Code.ACTOR_STOPPED
