@@ -205,8 +205,16 @@ class HostWeights:
             _LOG.warning("%s: %s (the served model is as it was)", report.failure.stage, report.failure.text)
 
     async def adopt(self, model: "LoadedModel") -> PublicationReport:
-        """Re-bind a model to its artifact, publishing it first if nobody has; free its private tensors."""
-        return await self.publish(model, adopt=True).wait()
+        """Re-bind a model to its artifact, publishing it first if nobody has; free its private tensors.
+
+        A cancel cancels the publication that it started, and goes on once nothing of that is left.
+        """
+        publication = self.publish(model, adopt=True)
+        try:
+            return await publication.wait()
+        except asyncio.CancelledError:
+            await _to_the_end(publication.cancel())
+            raise
 
     async def attach(
         self,

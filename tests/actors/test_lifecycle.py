@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from hostweights import Code, Config, HostWeights, HostWeightsError, RuntimePolicy
+from hostweights import Code, Config, HostWeights, HostWeightsError, ProductionPolicy, RuntimePolicy
 from hostweights.actors.kernel.contract import Context
 from hostweights.actors.kernel.journal import Journal
 from hostweights.actors.ports.devices import LocalDevices
 from hostweights.actors.ports.loader import LocalLoader
+from hostweights.actors.ports.models import LocalModels
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.actors.transport import TransportActor
 from hostweights.messages.budget import Budget
+from hostweights.messages.publisher import ProducerRegistered, RegisterProducer
+from hostweights.messages.report import PublicationOutcome
 from hostweights.messages.resolver import PlanRestore, RestorePlanned
 from hostweights.messages.store import Memory
 from hostweights.messages.transport import Detached, DetachModel
@@ -242,3 +245,30 @@ async def test_D1_a_close_refuses_an_attach_or_publication_that_comes_meanwhile(
     report = await publication.wait()
     assert report.failure is not None
     assert report.failure.code is Code.ACTOR_STOPPED
+
+
+async def test_D1_a_cancelled_adoption_cancels_the_publication_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    registering, real = Held(), LocalModels.register
+
+    def slow_register(port: LocalModels, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
+        registering.wait()
+        return real(port, effect, budget)
+
+    monkeypatch.setattr(LocalModels, "register", slow_register)
+    production = ProductionPolicy(publish_after_load=False)
+    async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
+        model = await host.load(factory(), source)
+        adopting = asyncio.create_task(host.adopt(model))
+        await registering.reached()
+        adopting.cancel()
+        registering.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await adopting
+        (publication,) = model.publications
+        assert publication.done
+        assert (await publication.wait()).outcome is PublicationOutcome.CANCELLED
+        assert (await host.stats()).publications == ()
+        assert await host.leases() == ()
