@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
+import msgspec
 import torch
 
 from ..hwr.records import ModelRecord
@@ -244,17 +245,20 @@ class HostWeights:
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
         attachment_id = _new_id("attachment")
-        request = Attach(
-            attachment_id=attachment_id,
-            model_id=model.model_id,
-            device=device,
-            slots=slots,
-            backing=backing,
-            resident=resident,
-            registration=registration,
-            on_demand=tuple(on_demand),
-            slot_limit_bytes=slot_limit_bytes,
-            gather=None if gather is None else gather.policy,
+        request = _checked(
+            Attach(
+                attachment_id=attachment_id,
+                model_id=model.model_id,
+                device=device,
+                slots=slots,
+                backing=backing,
+                resident=resident,
+                registration=registration,
+                on_demand=tuple(on_demand),
+                slot_limit_bytes=slot_limit_bytes,
+                gather=None if gather is None else gather.policy,
+            ),
+            f"; backings are {', '.join(BackingChoice)}",
         )
         groups = self._assembly.resources.groups
         if gather is not None and gather.group is not None:
@@ -408,7 +412,8 @@ class Attachment:
 
     async def announce(self, forwards: int) -> None:
         """Say how many forwards follow, so that the last one prefetches nothing in vain."""
-        await self._assembly.ask(TRANSPORT, AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
+        request = _checked(AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
+        await self._assembly.ask(TRANSPORT, request)
 
     async def release(self) -> int:
         """Let the blocks that are kept on the device leave it until the next forward; returns the bytes let go.
@@ -436,6 +441,15 @@ class Attachment:
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
         await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
+
+
+def _checked(request: M, choices: str = "") -> M:
+    """What an untyped caller gave, as the message's types; one that could not be written would end the journal."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
+    except (TypeError, ValueError, OverflowError) as wrong:  # msgspec's ValidationError is a ValueError
+        text = f"{type(request).__name__} was asked for what it does not have: {wrong}{choices}"
+        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
 
 
 def _warn(report: ResolutionReport) -> None:
