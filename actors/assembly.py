@@ -25,7 +25,7 @@ from ..messages.transport import (
     Rebase,
     ReleaseResident,
 )
-from .kernel.blocking import in_own_thread
+from .kernel.blocking import NoThread, in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
 from .kernel.errors import MailboxFull
 from .kernel.instruments import Instruments
@@ -190,7 +190,10 @@ class Assembly:
             await self._stack.aclose()
         finally:
             self._system = None
-            await in_own_thread("hostweights-close", lambda _: self._close_resources())
+            try:
+                await in_own_thread("hostweights-close", lambda _: self._close_resources())
+            except NoThread:
+                self._close_resources()  # holds the loop up, and leaves nothing
 
     def _close_resources(self) -> None:
         self.resources.close()

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ...messages.budget import Budget
-from ...messages.failure import Code, Stage, error
+from ...messages.failure import Code, HostWeightsError, Stage, error
 from .at_exit import AtExit
 from .latch import Latch
 
@@ -86,6 +86,19 @@ class Job(Generic[T]):
         return self._result[0]
 
 
+class NoThread(HostWeightsError):  # noqa: N818 - it names what happened
+    """The system starts no thread, and the pool has none yet."""
+
+    @classmethod
+    def of(cls, pool: str, found: RuntimeError) -> Self:
+        """The error for a call that was not begun."""
+        text = (
+            f"no thread could be started for blocking work of {pool!r}: {found}; the process has as many threads, or "
+            "the host as much memory in use, as it may: end some, or try again later"
+        )
+        return cls(error(Stage.RUNTIME, Code.IO_ERROR, text, retryable=True).failure)
+
+
 class WorkerPool:
     """At most ``workers`` threads, started when needed and joined by ``close``. Used on one event loop."""
 
@@ -101,14 +114,14 @@ class WorkerPool:
         self._at_exit = AtExit(self._release, loop)
 
     def submit(self, job: Job[T]) -> None:
-        """Queue a call; its latch opens on the loop when it has ended."""
+        """Queue a call; its latch opens on the loop when it has ended. Raises NoThread when none can be had for it."""
         if self._unfinished >= len(self._threads) and len(self._threads) < self._workers:
             thread = threading.Thread(target=self._run, name=f"{self._name}-worker-{len(self._threads)}")
             try:
                 thread.start()
-            except RuntimeError:
+            except RuntimeError as found:
                 if not self._threads:
-                    raise
+                    raise NoThread.of(self._name, found) from found
             else:
                 self._threads.append(thread)
                 self._at_exit.arm()

@@ -36,20 +36,30 @@ class Lane:
             return not self._work and not self._busy
 
     def submit(self, item: Callable[[], None]) -> None:
-        """Run ``item`` after everything submitted before. Raises HostWeightsError(device_unavailable) once closed."""
+        """Run ``item`` after everything submitted before.
+
+        Raises HostWeightsError(device_unavailable) once closed, and when no thread can be had; it is not run then.
+        """
         with self._changed:
             self.refuse_closed()
-            self._work.append(item)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
-                self._thread.start()
-            else:
-                self._changed.notify()
+                self._thread = self._started()
+            self._work.append(item)
+            self._changed.notify()
 
     def refuse_closed(self) -> None:
         """Raise HostWeightsError(device_unavailable) once closed."""
         if self._closed:
             raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"stream {self._name!r} is closed")
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
+        try:
+            thread.start()
+        except RuntimeError as found:
+            text = f"stream {self._name!r} has no thread: {found}; end some threads of the process, or try again later"
+            raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, text, retryable=True) from found
+        return thread
 
     def drain(self) -> None:
         """Block until everything submitted so far is done."""

@@ -272,3 +272,49 @@ async def test_D1_a_cancelled_adoption_cancels_the_publication_that_it_started(
         assert (await publication.wait()).outcome is PublicationOutcome.CANCELLED
         assert (await host.stats()).publications == ()
         assert await host.leases() == ()
+
+
+async def test_D1_threads_that_cannot_be_had_are_an_answer_and_a_close_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    threads = set(threading.enumerate())
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    host = HostWeights(Config(root=str(tmp_path / "store")))
+    await host.open()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(HostWeightsError, match="can't start new thread") as caught:
+            await host.load(factory(), source)
+        assert caught.value.failure.retryable
+    model = await host.load(factory(), source)
+    assert model.publication is not None
+    await model.publication.wait()
+    assert len(await host.leases()) == 1
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", none_left)
+        await host.close()
+    assert not host._assembly.resources.leases.ids()
+    assert set(threading.enumerate()) == threads
+
+
+async def test_D1_a_journal_without_a_thread_leaves_no_file_and_the_actors_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "journal", threading.Thread.start
+
+    def none_for_the_writer(thread: threading.Thread) -> None:
+        if thread.name == "journal-writer":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_for_the_writer)
+    async with HostWeights(Config(root=str(tmp_path / "store"), runtime=RuntimePolicy(journal=str(path)))) as host:
+        failure = (await host.stats()).runtime.journal_failure
+        assert failure is not None
+        assert "can't start new thread" in failure.text
+    assert str(path) not in open_files()
+    assert not path.exists()

@@ -13,6 +13,7 @@ from cuda_fake import fake_device
 from dlo_support import library_threads
 from hostweights.dlo import open_device
 from hostweights.dlo.contract import Device
+from hostweights.dlo.devices.lane import Lane
 from hostweights.messages.failure import Code, HostWeightsError
 
 FACTORIES = (
@@ -277,6 +278,22 @@ def test_an_unknown_device_names_what_there_is(name: str) -> None:
     with pytest.raises(HostWeightsError, match="available: cpu, cuda") as refused:
         open_device(name)
     assert refused.value.code is Code.DEVICE_UNAVAILABLE
+
+
+def test_a_lane_without_a_thread_says_so_runs_nothing_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lane, ran = Lane("copies"), list[int]()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(HostWeightsError, match="can't start new thread") as caught:
+            lane.submit(lambda: ran.append(1))
+    assert caught.value.failure.retryable
+    lane.submit(lambda: ran.append(2))
+    lane.drain()
+    assert ran == [2]
+    lane.close()
 
 
 def test_an_unclosed_device_lets_the_interpreter_end() -> None:
