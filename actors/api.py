@@ -74,6 +74,7 @@ class HostWeights:
         self._assembly = Assembly(config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
+        self._unloading: set[str] = set()
         self._turn = asyncio.Lock()
         """Of whoever opens or closes."""
 
@@ -186,6 +187,7 @@ class HostWeights:
                 f"model {model.model_id} was loaded with mode disabled and has no identity; load it with another mode"
             )
             raise error(Stage.PUBLICATION, Code.INVALID_CONFIG, text)
+        self._refuse_unloading(model)
         request = Publish(
             publication_id=_new_id("publication"),
             lease_id=_new_id("lease"),
@@ -244,6 +246,7 @@ class HostWeights:
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
+        self._refuse_unloading(model)
         attachment_id = _new_id("attachment")
         request = _checked(
             Attach(
@@ -272,11 +275,13 @@ class HostWeights:
     async def unload(self, model: "LoadedModel") -> None:
         """Cancel the model's publications, stop its streaming, give its leases back and forget it.
 
-        Idempotent; never torn by a cancel; after an error, call it again. The module stays usable by its user.
+        Idempotent; never torn by a cancel; after an error, call it again. Attach and publish are refused from its start
+        on (model_unknown). The module stays usable by its user.
         """
         await _to_the_end(self._unload(model))
 
     async def _unload(self, model: "LoadedModel") -> None:
+        self._unloading.add(model.model_id)
         for publication in model.publications:
             await publication.cancel()
         for info in await self.attachments():
@@ -287,6 +292,13 @@ class HostWeights:
         lease_ids = [model.lease_id, *(publication.lease_id for publication in model.publications)]
         for lease_id in dict.fromkeys(lease_ids if bound is None else [*lease_ids, bound]):
             await self._assembly.ask(STORE, Release(lease_id=lease_id))
+        self._unloading.discard(model.model_id)
+
+    def _refuse_unloading(self, model: "LoadedModel") -> None:
+        """What came between the steps of an unload would keep what that gives back."""
+        if model.model_id in self._unloading:
+            text = f"model {model.model_id} is being unloaded; load it again to use it"
+            raise error(Stage.LIFECYCLE, Code.MODEL_UNKNOWN, text)
 
     async def leases(self) -> tuple[LeaseInfo, ...]:
         """The live leases of this process."""

@@ -302,6 +302,7 @@ async def test_D1_what_a_crashed_actor_holds_is_given_back_on_close(
         await host.close()
 
     assert set(threading.enumerate()) == threads
+    assert "forward" not in vars(model.module)
     assert torch.equal(run(model.module), plain(source))
     async with HostWeights(config(tmp_path, Mode.REQUIRED)) as again:
         assert (await again.load(factory(), source)).warm

@@ -318,3 +318,34 @@ async def test_D1_a_journal_without_a_thread_leaves_no_file_and_the_actors_go_on
         assert "can't start new thread" in failure.text
     assert str(path) not in open_files()
     assert not path.exists()
+
+
+async def test_D2_an_unload_refuses_an_attach_or_publication_that_comes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path)
+    detaching, real = Held(), LocalDevices.detach
+
+    def slow_detach(port: LocalDevices, effect: DetachModel) -> Detached:
+        detaching.wait()
+        return real(port, effect)
+
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        model = await host.load(factory(), source)
+        assert model.publication is not None
+        await model.publication.wait()
+        monkeypatch.setattr(LocalDevices, "detach", slow_detach)
+        await host.attach(model)
+        unloading = asyncio.create_task(model.unload())
+        await detaching.reached()
+        attaching = asyncio.create_task(host.attach(model))
+        await asyncio.sleep(0)
+        with pytest.raises(HostWeightsError, match="being unloaded"):
+            host.publish(model)
+        detaching.go.set()
+        await unloading
+        with pytest.raises(HostWeightsError) as caught:
+            await attaching
+        assert caught.value.code is Code.MODEL_UNKNOWN
+        assert "forward" not in vars(model.module)
+        assert await host.attachments() == ()
