@@ -81,9 +81,18 @@ class Job(Generic[T]):
 
     def result(self) -> T:
         """What the call returned; raises what it raised."""
-        if self.error is not None:
-            raise self.error
-        return self._result[0]
+        error = self.take_error()
+        if error is None:
+            return self._result[0]
+        try:
+            raise error
+        finally:
+            del error
+
+    def take_error(self) -> Exception | None:
+        """What the call raised, once: its frames hold the job, and until then are held by it."""
+        error, self.error = self.error, None
+        return error
 
 
 class NoThread(HostWeightsError):  # noqa: N818 - it names what happened
@@ -182,7 +191,7 @@ async def run_blocking(
         await _outlast(job)
         if job.error is None and undo is not None:
             await _undo(pool, undo, job.result())
-        raise cancel from job.error
+        raise cancel from job.take_error()
     return job.result()
 
 
