@@ -118,7 +118,7 @@ async def test_D1_a_cancelled_open_is_a_cancel_and_leaves_nothing(tmp_path: Path
         assert asyncio.all_tasks() == tasks
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await host.open()
+            await HostWeights(Config(root=str(tmp_path / "store"))).open()
 
 
 async def test_D2_an_open_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
