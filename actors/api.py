@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
+import msgspec
 import torch
 
 from ..hwr.records import ModelRecord
@@ -76,6 +77,9 @@ class HostWeights:
         self._assembly = Assembly(self._config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
+        self._unloading: set[str] = set()
+        self._turn = asyncio.Lock()
+        """Of whoever opens or closes."""
 
     @property
     def config(self) -> Config:
@@ -85,17 +89,20 @@ class HostWeights:
     async def open(self) -> Self:
         """Start the actors. Touches no file of the store: the first load that needs it opens it.
 
-        After an error or a cancel nothing runs. Opening what is open is refused and changes nothing.
+        After an error or a cancel nothing runs. Opening what is open is refused and changes nothing. An open waits for
+        another open or close that is under way.
         """
-        if self._assembly.running:
-            raise error(
-                Stage.LIFECYCLE, Code.INVALID_CONFIG, "this HostWeights is open already; use it, or make another"
-            )
-        try:
-            await self._assembly.start()
-        except BaseException:
-            await self.close()
-            raise
+        async with self._turn:
+            if self._assembly.running:
+                raise error(
+                    Stage.LIFECYCLE, Code.INVALID_CONFIG, "this HostWeights is open already; use it, or make another"
+                )
+            try:
+                await self._assembly.start()
+            except BaseException:
+                with suppress(HostWeightsError):  # the caller is told why it did not open
+                    await _to_the_end(self._assembly.stop())
+                raise
         return self
 
     async def __aenter__(self) -> Self:
@@ -183,6 +190,7 @@ class HostWeights:
                 f"model {model.model_id} was loaded with mode disabled and has no identity; load it with another mode"
             )
             raise error(Stage.PUBLICATION, Code.INVALID_CONFIG, text)
+        self._refuse_unloading(model)
         request = Publish(
             publication_id=_new_id("publication"),
             lease_id=_new_id("lease"),
@@ -203,8 +211,16 @@ class HostWeights:
             _LOG.warning("%s: %s (the served model is as it was)", report.failure.stage, report.failure.text)
 
     async def adopt(self, model: "LoadedModel") -> PublicationReport:
-        """Re-bind a model to its artifact, publishing it first if nobody has; free its private tensors."""
-        return await self.publish(model, adopt=True).wait()
+        """Re-bind a model to its artifact, publishing it first if nobody has; free its private tensors.
+
+        A cancel cancels the publication that it started, and goes on once nothing of that is left.
+        """
+        publication = self.publish(model, adopt=True)
+        try:
+            return await publication.wait()
+        except asyncio.CancelledError:
+            await _to_the_end(publication.cancel())
+            raise
 
     async def attach(
         self,
@@ -233,18 +249,22 @@ class HostWeights:
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
+        self._refuse_unloading(model)
         attachment_id = _new_id("attachment")
-        request = Attach(
-            attachment_id=attachment_id,
-            model_id=model.model_id,
-            device=device,
-            slots=slots,
-            backing=backing,
-            resident=resident,
-            registration=registration,
-            on_demand=tuple(on_demand),
-            slot_limit_bytes=slot_limit_bytes,
-            gather=None if gather is None else gather.policy,
+        request = _checked(
+            Attach(
+                attachment_id=attachment_id,
+                model_id=model.model_id,
+                device=device,
+                slots=slots,
+                backing=backing,
+                resident=resident,
+                registration=registration,
+                on_demand=tuple(on_demand),
+                slot_limit_bytes=slot_limit_bytes,
+                gather=None if gather is None else gather.policy,
+            ),
+            f"; backings are {', '.join(BackingChoice)}",
         )
         groups = self._assembly.resources.groups
         if gather is not None and gather.group is not None:
@@ -258,11 +278,13 @@ class HostWeights:
     async def unload(self, model: "LoadedModel") -> None:
         """Cancel the model's publications, stop its streaming, give its leases back and forget it.
 
-        Idempotent; never torn by a cancel; after an error, call it again. The module stays usable by its user.
+        Idempotent; never torn by a cancel; after an error, call it again. Attach and publish are refused from its start
+        on (model_unknown). The module stays usable by its user.
         """
         await _to_the_end(self._unload(model))
 
     async def _unload(self, model: "LoadedModel") -> None:
+        self._unloading.add(model.model_id)
         for publication in model.publications:
             await publication.cancel()
         for info in await self.attachments():
@@ -273,6 +295,13 @@ class HostWeights:
         lease_ids = [model.lease_id, *(publication.lease_id for publication in model.publications)]
         for lease_id in dict.fromkeys(lease_ids if bound is None else [*lease_ids, bound]):
             await self._assembly.ask(STORE, Release(lease_id=lease_id))
+        self._unloading.discard(model.model_id)
+
+    def _refuse_unloading(self, model: "LoadedModel") -> None:
+        """What came between the steps of an unload would keep what that gives back."""
+        if model.model_id in self._unloading:
+            text = f"model {model.model_id} is being unloaded; load it again to use it"
+            raise error(Stage.LIFECYCLE, Code.MODEL_UNKNOWN, text)
 
     async def leases(self) -> tuple[LeaseInfo, ...]:
         """The live leases of this process."""
@@ -319,18 +348,21 @@ class HostWeights:
     async def close(self) -> None:
         """Cancel loads and publications, stop streaming, give leases back, stop the actors.
 
-        Idempotent. A cancel does not tear it: it goes on once everything is down.
+        Idempotent, also beside another close; one that comes while it opens waits for that, and closes it then. A
+        cancel does not tear it: it goes on once everything is down.
         """
         await _to_the_end(self._close())
 
     async def _close(self) -> None:
-        try:
-            await self._loads.close()
-            for publication in list(self._publications.values()):
-                await publication.cancel()
-            await self._assembly.stop()
-        finally:
-            self._loads.open()
+        async with self._turn:
+            self._assembly.end()
+            try:
+                await self._loads.close()
+                for publication in list(self._publications.values()):
+                    await publication.cancel()
+                await self._assembly.stop()
+            finally:
+                self._loads.open()
 
     async def _ask(self, recipient: str, message: Message, reply: type[M], timeout_s: float | None = None) -> M:
         answer = await self._assembly.ask(recipient, message, timeout_s)
@@ -395,7 +427,8 @@ class Attachment:
 
     async def announce(self, forwards: int) -> None:
         """Say how many forwards follow, so that the last one prefetches nothing in vain."""
-        await self._assembly.ask(TRANSPORT, AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
+        request = _checked(AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
+        await self._assembly.ask(TRANSPORT, request)
 
     async def release(self) -> int:
         """Let the blocks that are kept on the device leave it until the next forward; returns the bytes let go.
@@ -423,6 +456,15 @@ class Attachment:
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
         await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
+
+
+def _checked(request: M, choices: str = "") -> M:
+    """What an untyped caller gave, as the message's types; one that could not be written would end the journal."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
+    except (TypeError, ValueError, OverflowError) as wrong:  # msgspec's ValidationError is a ValueError
+        text = f"{type(request).__name__} was asked for what it does not have: {wrong}{choices}"
+        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
 
 
 def _warn(report: ResolutionReport) -> None:

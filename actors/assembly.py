@@ -1,5 +1,6 @@
 """Puts the system together: resources, ports, actors, and the order in which they start and stop."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
@@ -24,8 +25,9 @@ from ..messages.transport import (
     Rebase,
     ReleaseResident,
 )
-from .kernel.blocking import in_own_thread
+from .kernel.blocking import NoThread, in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
+from .kernel.errors import MailboxFull
 from .kernel.instruments import Instruments
 from .kernel.system import ActorSystem
 from .ports.loader import LocalLoader
@@ -47,6 +49,10 @@ RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
 """Faults of the host that may pass; what an actor held stands in the resources. All else is a bug of ours."""
 
 
+_BEGINNING = (Attach, Publish, Resolve)
+_FULL_PAUSE_S = 0.001
+
+
 def _take_back(reply: Message) -> Message | None:
     """What undoes a reply whose asker was cancelled in the same moment."""
     match reply:
@@ -58,6 +64,15 @@ def _take_back(reply: Message) -> Message | None:
             return None
 
 
+async def _ask_patiently(system: ActorSystem, recipient: str, message: Message) -> Message:
+    """Ask, again and again while the mailbox is full: a close may not fail because others ask too."""
+    while True:
+        try:
+            return await system.ask(recipient, message)
+        except MailboxFull:
+            await asyncio.sleep(_FULL_PAUSE_S)
+
+
 class Assembly:
     """One actor system over one set of resources."""
 
@@ -67,6 +82,7 @@ class Assembly:
         self._instruments = instruments
         self._store_port = LocalStorePort(config, self.resources)
         self._system: ActorSystem | None = None
+        self._ending = False
         self._stack = AsyncExitStack()
 
     @property
@@ -84,15 +100,17 @@ class Assembly:
     async def start(self) -> None:
         """Start the actors in supervision order: a crash restarts those after it, not those before.
 
-        After an error ``stop`` takes down what was started.
+        It runs once all of them do; after an error ``stop`` takes down what was started.
         """
+        self._ending = False
         runtime = self._config.runtime
         journal = Path(runtime.journal) if isinstance(runtime.journal, str) else runtime.journal
         system = ActorSystem(journal, runtime.shutdown_s, instruments=self._instruments)
-        self._system = await self._stack.enter_async_context(system)
-        self._stack.push_async_callback(self._wind_down, system)
+        await self._stack.enter_async_context(system)
         for spec in self._specs():
             await system.start(spec)
+        self._stack.push_async_callback(self._wind_down, system)
+        self._system = system
 
     def _specs(self) -> tuple[ActorSpec, ...]:
         limit = self._config.runtime.mailbox_limit
@@ -104,6 +122,7 @@ class Assembly:
                 accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
                 undelivered=_take_back,
                 mailbox_limit=limit,
+                beside_limit=(Detach,),
                 restart=RESTART,
                 workers=1,
             ),
@@ -114,6 +133,7 @@ class Assembly:
                 concurrent=(Lookup, Fetch, Build),
                 undelivered=_take_back,
                 mailbox_limit=limit,
+                beside_limit=(Release,),
                 restart=RESTART,
                 workers=4,
             ),
@@ -149,6 +169,9 @@ class Assembly:
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
         """Ask one of the four actors; an infinite timeout is none."""
+        if self._ending and isinstance(message, _BEGINNING):
+            text = "HostWeights is being closed and begins nothing new; open it again first"
+            raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
         timeout_s = None if timeout_s == inf else timeout_s
         return await self.system.ask(recipient, message, timeout_s=timeout_s)
 
@@ -157,13 +180,20 @@ class Assembly:
         if self._system is not None:
             self._system.tell(recipient, message)
 
+    def end(self) -> None:
+        """Refuse, until the next ``start``, what begins something: it would come between the steps of ``stop``."""
+        self._ending = True
+
     async def stop(self) -> None:
         """Detach every model, give every lease back, stop the actors, close the store. Idempotent."""
         try:
             await self._stack.aclose()
         finally:
             self._system = None
-            await in_own_thread("hostweights-close", lambda _: self._close_resources())
+            try:
+                await in_own_thread("hostweights-close", lambda _: self._close_resources())
+            except NoThread:
+                self._close_resources()  # holds the loop up, and leaves nothing
 
     def _close_resources(self) -> None:
         self.resources.close()
@@ -171,12 +201,12 @@ class Assembly:
 
     async def _wind_down(self, system: ActorSystem) -> None:
         """Hooks and copies go before leases. What a crashed actor leaves is taken down after the system."""
-        attachments = await system.ask(TRANSPORT, ListAttachments())
+        attachments = await _ask_patiently(system, TRANSPORT, ListAttachments())
         assert isinstance(attachments, Attachments)
         for info in attachments.attachments:
             await system.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
         self.resources.forget_models()
-        leases = await system.ask(STORE, ListLeases())
+        leases = await _ask_patiently(system, STORE, ListLeases())
         assert isinstance(leases, Leases)
         for lease in leases.leases:
             await system.ask(STORE, Release(lease_id=lease.lease_id))

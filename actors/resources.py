@@ -230,12 +230,12 @@ class Resources(Struct):
 
     def close(self) -> None:
         """Take down what actors that crashed could not: hooks and copies first, leases next. Blocking; idempotent."""
-        self.forget_models()
         for attachment in self.attachments.all():
             attachment.streamer.detach(terminal=False)
             attachment.leave()
             attachment.device.close()
             self.attachments.pop(attachment.info.attachment_id)
+        self.forget_models()  # its gate comes off only once no hook stands in front of it
         for entry in self.leases.all():
             entry.lease.close()
             self.leases.pop(entry.info.lease_id)

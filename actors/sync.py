@@ -1,9 +1,10 @@
 """A small sync facade for scripts: the same calls, on an event loop in a thread of its own."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ..dlo.timeline import Timeline
     from ..hwr.adapters import Adapter
     from .groups import WeightGroup
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -44,11 +47,36 @@ def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
 
 
 class SyncHostWeights:
-    """Blocking calls to one HostWeights; each returns what its async twin returns. Forwards run in the caller."""
+    """Blocking calls to one HostWeights; each returns what its async twin returns. Forwards run in the caller.
+
+    A load or an attach whose wait is interrupted, by Ctrl-C say, is undone first.
+    """
 
     def __init__(self, host: HostWeights, portal: BlockingPortal) -> None:
         self._host = host
         self._portal = portal
+
+    def _begin(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[None]]) -> T:
+        """The result of ``work``; when the wait for it is interrupted, it is cancelled, or undone if it came to one."""
+        results: list[T] = []
+        ended = threading.Event()
+
+        async def run() -> None:
+            try:
+                results.append(await work())
+            finally:
+                ended.set()
+
+        future = self._portal.start_task_soon(run)
+        try:
+            future.result()
+        except BaseException:
+            future.cancel()
+            ended.wait()
+            for result in results:
+                self._portal.call(undo, result)
+            raise
+        return results[0]
 
     def load(
         self,
@@ -61,8 +89,9 @@ class SyncHostWeights:
         together: "WeightGroup | None" = None,
     ) -> LoadedModel:
         """``HostWeights.load``; a publication that it starts goes on in the background."""
-        return self._portal.call(
-            lambda: self._host.load(factory, source, record=record, name=name, adapter=adapter, together=together)
+        return self._begin(
+            lambda: self._host.load(factory, source, record=record, name=name, adapter=adapter, together=together),
+            LoadedModel.unload,
         )
 
     def load_diffusers(
@@ -74,15 +103,18 @@ class SyncHostWeights:
         dtype: torch.dtype | None = None,
     ) -> LoadedModel:
         """``hostweights.load_diffusers``."""
-        return self._portal.call(
-            lambda: load_diffusers(self._host, directory, component=component, variant=variant, dtype=dtype)
+        return self._begin(
+            lambda: load_diffusers(self._host, directory, component=component, variant=variant, dtype=dtype),
+            LoadedModel.unload,
         )
 
     def load_transformers(
         self, directory: str | Path, *, variant: str | None = None, dtype: torch.dtype | None = None
     ) -> LoadedModel:
         """``hostweights.load_transformers``."""
-        return self._portal.call(lambda: load_transformers(self._host, directory, variant=variant, dtype=dtype))
+        return self._begin(
+            lambda: load_transformers(self._host, directory, variant=variant, dtype=dtype), LoadedModel.unload
+        )
 
     def adopt(self, model: LoadedModel) -> PublicationReport:
         """``HostWeights.adopt``: publish if needed, then share the pages."""
@@ -92,7 +124,9 @@ class SyncHostWeights:
         self, model: LoadedModel, *, device: str = "cpu", slots: int | None = 2, gather: "WeightGroup | None" = None
     ) -> Attachment:
         """``HostWeights.attach``."""
-        return self._portal.call(lambda: self._host.attach(model, device=device, slots=slots, gather=gather))
+        return self._begin(
+            lambda: self._host.attach(model, device=device, slots=slots, gather=gather), Attachment.detach
+        )
 
     def record(self, attachment: Attachment) -> AbstractContextManager["Timeline"]:
         """``Attachment.record``, as a plain context manager."""

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ...messages.budget import Budget
-from ...messages.failure import Code, Stage, error
+from ...messages.failure import Code, HostWeightsError, Stage, error
 from .at_exit import AtExit
 from .latch import Latch
 
@@ -81,9 +81,31 @@ class Job(Generic[T]):
 
     def result(self) -> T:
         """What the call returned; raises what it raised."""
-        if self.error is not None:
-            raise self.error
-        return self._result[0]
+        error = self.take_error()
+        if error is None:
+            return self._result[0]
+        try:
+            raise error
+        finally:
+            del error
+
+    def take_error(self) -> Exception | None:
+        """What the call raised, once: its frames hold the job, and until then are held by it."""
+        error, self.error = self.error, None
+        return error
+
+
+class NoThread(HostWeightsError):  # noqa: N818 - it names what happened
+    """The system starts no thread, and the pool has none yet."""
+
+    @classmethod
+    def of(cls, pool: str, found: RuntimeError) -> Self:
+        """The error for a call that was not begun."""
+        text = (
+            f"no thread could be started for blocking work of {pool!r}: {found}; the process has as many threads, or "
+            "the host as much memory in use, as it may: end some, or try again later"
+        )
+        return cls(error(Stage.RUNTIME, Code.IO_ERROR, text, retryable=True).failure)
 
 
 class WorkerPool:
@@ -101,14 +123,14 @@ class WorkerPool:
         self._at_exit = AtExit(self._release, loop)
 
     def submit(self, job: Job[T]) -> None:
-        """Queue a call; its latch opens on the loop when it has ended."""
+        """Queue a call; its latch opens on the loop when it has ended. Raises NoThread when none can be had for it."""
         if self._unfinished >= len(self._threads) and len(self._threads) < self._workers:
             thread = threading.Thread(target=self._run, name=f"{self._name}-worker-{len(self._threads)}")
             try:
                 thread.start()
-            except RuntimeError:
+            except RuntimeError as found:
                 if not self._threads:
-                    raise
+                    raise NoThread.of(self._name, found) from found
             else:
                 self._threads.append(thread)
                 self._at_exit.arm()
@@ -169,7 +191,7 @@ async def run_blocking(
         await _outlast(job)
         if job.error is None and undo is not None:
             await _undo(pool, undo, job.result())
-        raise cancel from job.error
+        raise cancel from job.take_error()
     return job.result()
 
 

@@ -6,7 +6,8 @@ Order
 Full mailbox
     ``mailbox_limit`` bounds what is queued. A tell to a full mailbox raises MailboxFull and an ask ends with it; where
     the actor declares ``drop_oldest``, its oldest queued tell makes room instead, as a dead letter. ``offer`` waits for
-    room, first come first served, until its timeout, and raises what an ask would when there will be none.
+    room, first come first served, until its timeout, and raises what an ask would when there will be none. What the
+    actor declares ``beside_limit`` is queued all the same.
 At most once
     A message is handled once or never, restarts included: the message that crashed an incarnation is not run again.
 Every ask ends exactly once
@@ -183,6 +184,8 @@ class ActorSpec(msgspec.Struct, frozen=True):
     mailbox_limit: int = 1024
     drop_oldest: bool = False
     """For news that the next one replaces: a full mailbox gives up its oldest tell rather than refuse a new message."""
+    beside_limit: tuple[type[Message], ...] = ()
+    """For what gives back: to refuse it would leave more to do than to queue it. Bounded by what was given."""
     workers: int = 2
     """Threads in the pool for blocking work."""
     deadline_cap_s: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...messages.base import Message
-from ...messages.failure import Code, Failure
+from ...messages.failure import Code, Failure, HostWeightsError
 from ...messages.journal import DeadReason
 from .blocking import WorkerPool
 from .contract import Terminated
@@ -163,6 +163,9 @@ class Hub:
             return await future
         except asyncio.CancelledError:
             await _withdrawn_by_caller(delivery, future)
+            raise
+        except HostWeightsError:
+            delivery.future = None  # the error holds the handler's frames, and they the delivery
             raise
         finally:
             if asker is not None:

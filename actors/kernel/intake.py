@@ -182,7 +182,9 @@ class Intake:
         return Overloaded.of(self.name, delivery.name, expected_s, left_s)
 
     def _make_room(self, message: Message) -> None:
-        """Give up the oldest queued tell where the actor declares it, else refuse the new message."""
+        """Go beside the limit, or give up the oldest queued tell, where the actor declares it; else refuse the new."""
+        if type(message) in self.spec.beside_limit:
+            return
         oldest = self.mailbox.oldest_tell() if self.spec.drop_oldest else None
         if oldest is None:
             self.hub.dead_letters.add(self.name, 0, DeadReason.MAILBOX_FULL)

@@ -123,6 +123,12 @@ class Journal:
         if self._writer is not None:
             self._writer.close()
 
+    def discard(self) -> None:
+        """Take back ``open``, before anything was recorded: no thread and no file is left; blocking, on any thread."""
+        self._at_exit.disarm()
+        if self._writer is not None:
+            self._writer.discard()
+
     def _finish(self) -> None:
         """The interpreter ends, and nobody closed the system."""
         self.hand_over()

@@ -109,8 +109,15 @@ class FileWriter:
         except OSError as found:
             text = f"journal {self._path} could not be created: {found.strerror}; name a new file in a writable folder"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
-        self._thread = threading.Thread(target=self._run, name="journal-writer")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="journal-writer")
+        try:
+            thread.start()
+        except RuntimeError as found:
+            os.close(self._file)
+            self._path.unlink(missing_ok=True)
+            text = f"journal {self._path} has no thread that writes it: {found}"
+            raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path) from found
+        self._thread = thread
 
     def write(self, batches: list[Batch]) -> None:
         """Hand encoded records over, for one frame; never waits."""
@@ -137,6 +144,12 @@ class FileWriter:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
+
+    def discard(self) -> None:
+        """Take back ``open``: close, and remove the file that it made; blocking."""
+        if self._thread is not None:
+            self.close()
+            self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         broken = False

@@ -160,7 +160,11 @@ class _Player:
                 if position in self.script.consumed:
                     return False
                 self.script.consumed.add(position)
-                self._tasks[handling].cancel()
+                task = self._tasks.get(handling)
+                if task is None:
+                    self.script.differ(position, record, "nothing runs under that number: it never began")
+                    return True
+                task.cancel()
             case _:
                 return False
         return True

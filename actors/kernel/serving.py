@@ -179,6 +179,7 @@ class Serving(Intake):
             self._end(delivery, now_s, reply)
         else:
             await self._end_otherwise(delivery, now_s, reply, raised)
+            del raised  # it holds this frame
 
     def _child_done(self, task: asyncio.Task[None]) -> None:
         delivery = self._children.pop(task)

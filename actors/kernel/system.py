@@ -61,9 +61,11 @@ class ActorSystem:
         if self._journal_policy is not None:
             from .journal import Journal  # most systems write none
 
-            self._journal = Journal(self._journal_policy, loop)
+            journal = self._journal = Journal(self._journal_policy, loop)
             try:
-                await self._off_loop(self._journal.open)
+                await run_blocking(
+                    self._journal_pool, CallBudget(None), lambda _: journal.open(), lambda _: journal.discard()
+                )
             except BaseException:
                 await self._journal_pool.close()
                 raise

@@ -24,7 +24,6 @@ from ...messages.failure import Code, Stage, error
 from ...messages.transport import (
     Announced,
     AnnounceModel,
-    Attach,
     Attached,
     AttachmentInfo,
     AttachModel,
@@ -53,7 +52,7 @@ class LocalDevices:
 
     def attach(self, effect: AttachModel, budget: Budget) -> Attached:
         """Open the device and stream the model, between two forwards; after an error the model is as it was."""
-        request = _checked(effect.request)
+        request = effect.request
         entry = self._resources.models.get(request.model_id)
         if (other := self._attachment_of(request.model_id)) is not None:
             text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
@@ -207,16 +206,6 @@ class LocalDevices:
         except BaseException:
             release()
             raise
-
-
-def _checked(request: Attach) -> Attach:
-    """What an untyped caller gave, as the message's types; raises invalid_config by the field's name."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(request), type=Attach)
-    except (TypeError, ValueError) as wrong:  # msgspec's ValidationError is a ValueError
-        choices = ", ".join(BackingChoice)
-        text = f"attach was asked for what it does not have: {wrong}; backings are {choices}"
-        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
 
 
 def _streamed(module: torch.nn.Module, backing: HostBacking) -> set[int]:

@@ -41,21 +41,29 @@ class Lane:
     def submit(self, item: Callable[[], None]) -> None:
         """Run ``item`` after everything submitted before.
 
-        Raises HostWeightsError(device_unavailable) once closed, and what the system says when it starts no thread: the
-        item is left out then, and the next one is tried on a thread again.
+        Raises HostWeightsError(device_unavailable) once closed, and when no thread can be had: the item is left out then,
+        and the next one is tried on a thread again.
         """
         with self._changed:
             self.refuse_closed()
-            self._work.append(item)
             if self._thread is None:
-                self._start()
-            else:
-                self._changed.notify()
+                self._thread = self._started()
+            self._work.append(item)
+            self._changed.notify()
 
     def refuse_closed(self) -> None:
         """Raise HostWeightsError(device_unavailable) once closed."""
         if self._closed:
             raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"stream {self._name!r} is closed")
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
+        try:
+            thread.start()
+        except RuntimeError as found:
+            text = f"stream {self._name!r} has no thread: {found}; end some threads of the process, or try again later"
+            raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, text, retryable=True) from found
+        return thread
 
     def drain(self) -> None:
         """Block until everything submitted so far is done."""
@@ -75,15 +83,6 @@ class Lane:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
-        try:
-            self._thread.start()
-        except BaseException:
-            self._thread = None
-            self._work.pop()
-            raise
 
     def _serve(self) -> None:
         while (item := self._next()) is not None:

@@ -302,6 +302,7 @@ async def test_D1_what_a_crashed_actor_holds_is_given_back_on_close(
         await host.close()
 
     assert set(threading.enumerate()) == threads
+    assert "forward" not in vars(model.module)
     assert torch.equal(run(model.module), plain(source))
     async with HostWeights(config(tmp_path, Mode.REQUIRED)) as again:
         assert (await again.load(factory(), source)).warm
@@ -400,18 +401,24 @@ async def test_D1_memory_that_cannot_be_had_is_an_answer_and_the_host_goes_on(
 
 async def test_D2_arguments_of_a_wrong_type_are_refused_and_the_host_goes_on(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path)
-    async with HostWeights(config(tmp_path)) as host:
+    runtime = RuntimePolicy(journal=str(tmp_path / "journal"))
+    async with HostWeights(Config(root=str(tmp_path / "store"), runtime=runtime)) as host:
         model = await host.load(factory(), source)
+        with pytest.raises(HostWeightsError) as caught:
+            await host.attach(model, device=torch.device("cpu"))  # type: ignore[arg-type]  # an untyped caller's
+        assert caught.value.code is Code.INVALID_CONFIG
         for slots in ("2", 2.5, -1):
             with pytest.raises(HostWeightsError) as caught:
                 await host.attach(model, slots=slots)  # type: ignore[arg-type]  # what an untyped caller may give
             assert caught.value.code is Code.INVALID_CONFIG
         attachment = await host.attach(model)
-        for forwards in ("1", -1):
+        for forwards in ("1", -1, 2**70):
             with pytest.raises(HostWeightsError) as caught:
                 await attachment.announce(forwards)  # type: ignore[arg-type]  # what an untyped caller may give
             assert caught.value.code is Code.INVALID_CONFIG
         assert torch.equal(run(model.module), plain(source))
+        await host.flush_journal()
+        assert (await host.stats()).runtime.journal_failure is None
 
 
 class ReleasingBudget(PlainBudget):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hostweights import Config, HostWeights, ProductionPolicy
+from hostweights import Config, HostWeights, HostWeightsError, ProductionPolicy
 from hostweights.actors.publisher import PublisherState
 from hostweights.actors.store import StoreState
 from tiny_model import factory, make_checkpoint, plain, run
@@ -62,6 +62,24 @@ async def test_A6_an_unloaded_module_goes_with_its_last_reference(tmp_path: Path
     models.clear()
     assert module() is None
     assert open_weights(root) == 0
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.asyncio
+async def test_A6_a_module_whose_attach_failed_goes_with_its_last_reference(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        await host.adopt(await host.load(factory(), source))
+        gc.collect()
+        models = [await host.load(factory(), source)]
+        for device, resident in (("meta", 0), ("cpu", 3)):
+            with suppress(HostWeightsError):
+                await host.attach(models[0], device=device, resident=resident)
+        assert await host.attachments() == ()
+        module = weakref.ref(models[0].module)
+        await models[0].unload()
+        models.clear()
+        assert module() is None
 
 
 @pytest.mark.asyncio

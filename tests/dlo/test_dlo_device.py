@@ -227,7 +227,7 @@ def test_a_thread_that_is_not_started_fails_its_own_work_and_none_that_comes_lat
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", torn)
-    with pytest.raises(KeyboardInterrupt if started else RuntimeError):
+    with pytest.raises(KeyboardInterrupt if started else HostWeightsError):
         stream.run(lambda: seen.append(1))
     monkeypatch.setattr(threading.Thread, "start", start)
     for _ in range(2):
@@ -313,6 +313,22 @@ def test_an_unknown_device_names_what_there_is(name: str) -> None:
     with pytest.raises(HostWeightsError, match="available: cpu, cuda") as refused:
         open_device(name)
     assert refused.value.code is Code.DEVICE_UNAVAILABLE
+
+
+def test_a_lane_without_a_thread_says_so_runs_nothing_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lane, ran = Lane("copies"), list[int]()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(HostWeightsError, match="can't start new thread") as caught:
+            lane.submit(lambda: ran.append(1))
+    assert caught.value.failure.retryable
+    lane.submit(lambda: ran.append(2))
+    lane.drain()
+    assert ran == [2]
+    lane.close()
 
 
 def test_an_unclosed_device_lets_the_interpreter_end() -> None:

@@ -42,6 +42,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_an_offer_that_found_no_room_in_time_says_so_and_leaves_nothing",
         "test_an_offer_to_an_actor_that_stops_is_told_at_once",
     ),
+    "What the actor declares ``beside_limit``": ("test_what_gives_back_is_queued_beside_the_limit",),
     "A message is handled once or never": (
         "test_a_crash_restarts_the_actor_and_those_after_it_and_keeps_what_is_queued",
         "test_a_message_that_crashed_is_not_run_again",

@@ -20,6 +20,12 @@ class Do(Message, frozen=True, kw_only=True, tag="t.do"):
     n: int = 0
 
 
+class GiveBack(Message, frozen=True, kw_only=True, tag="t.give_back"):
+    """Give something back."""
+
+    n: int = 0
+
+
 class Held:
     """Handles nothing until its gate opens, then remembers what it saw."""
 
@@ -30,7 +36,7 @@ class Held:
     async def started(self, context: Context) -> None: ...
 
     async def receive(self, message: Message, context: Context) -> Message | None:
-        assert isinstance(message, Do)
+        assert isinstance(message, Do | GiveBack)
         await self.gate.wait()
         self.seen.append(message.n)
         return message
@@ -42,11 +48,20 @@ class Held:
 
 
 @asynccontextmanager
-async def full(*, drop_oldest: bool = False) -> AsyncIterator[tuple[ActorSystem, Held]]:
+async def full(
+    *, drop_oldest: bool = False, beside_limit: tuple[type[Message], ...] = ()
+) -> AsyncIterator[tuple[ActorSystem, Held]]:
     """A held actor that handles message 0 and has 1 and 2 queued, its limit."""
     async with ActorSystem() as system:
         actor = Held()
-        spec = ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=2, drop_oldest=drop_oldest)
+        spec = ActorSpec(
+            name="a",
+            create=lambda: actor,
+            accepts=(Do, GiveBack),
+            mailbox_limit=2,
+            drop_oldest=drop_oldest,
+            beside_limit=beside_limit,
+        )
         await system.start(spec)
         system.tell("a", Do(n=0))
         await passes(3)
@@ -148,3 +163,15 @@ async def test_news_takes_the_place_of_the_oldest_tell_and_never_of_an_ask() -> 
         assert await asyncio.gather(*asked) == [Do(n=5), Do(n=6)]
         assert actor.seen == [0, 5, 6]
         assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 5}
+
+
+async def test_what_gives_back_is_queued_beside_the_limit() -> None:
+    async with full(beside_limit=(GiveBack,)) as (system, actor):
+        system.tell("a", GiveBack(n=3))
+        asked = asyncio.create_task(system.ask("a", GiveBack(n=4)))
+        await passes(1)
+        with pytest.raises(MailboxFull):
+            system.tell("a", Do(n=5))
+        actor.gate.set()
+        assert await asked == GiveBack(n=4)
+        assert actor.seen == [0, 1, 2, 3, 4]

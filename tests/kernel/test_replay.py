@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, RestartPolicy
+from hostweights.actors.kernel.journal_file import Batch, JournalReader, frame, frame_of
 from hostweights.actors.kernel.replay import ReplayResult, replay
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
+from hostweights.messages.journal import Cancelled, JournalHeader
 
 GOLDEN = Path(__file__).parent / "journals"
 
@@ -324,6 +326,20 @@ def test_a_journal_of_messages_that_nobody_knows_is_refused() -> None:
     with pytest.raises(HostWeightsError, match="does not know") as refused:
         replay(GOLDEN / "serial.journal", "worker", create, Did)
     assert refused.value.code is Code.JOURNAL_CORRUPT
+
+
+def test_a_cancel_of_what_never_began_is_a_difference(tmp_path: Path) -> None:
+    """As an edited journal may hold it."""
+    with JournalReader(GOLDEN / "serial.journal") as reader:
+        _, *records = list(reader)
+    records.insert(1, Cancelled(actor="worker", handling=10**6))
+    path = tmp_path / "edited.journal"
+    encode = msgspec.msgpack.encode
+    head = frame(encode(JournalHeader(package_version="0", clock_s=0.0)))
+    path.write_bytes(head + frame_of([Batch.of(encode(records), len(records))]))
+    difference = replay(path, "worker", create, Union).difference
+    assert difference is not None
+    assert "never began" in difference.got
 
 
 def test_an_actor_the_journal_does_not_name_is_refused() -> None:
