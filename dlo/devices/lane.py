@@ -41,8 +41,8 @@ class Lane:
     def submit(self, item: Callable[[], None]) -> None:
         """Run ``item`` after everything submitted before.
 
-        Raises HostWeightsError(device_unavailable) once closed, and when no thread can be had: the item is left out then,
-        and the next one is tried on a thread again.
+        Raises HostWeightsError(device_unavailable) once closed, and when no thread can be had: the item is left out
+        then, and the next one is tried on a thread again.
         """
         with self._changed:
             self.refuse_closed()
