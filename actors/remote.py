@@ -16,6 +16,7 @@ from ..hwr.store import LocalStore
 from ..messages.base import Digest, Name, Record, Seconds, SizeBytes, Text
 from ..messages.config import Config, RemotePolicy
 from ..messages.failure import Code, HostWeightsError, Stage, error, printable
+from .upkeep import require_store
 
 Progress = Callable[[int, int], None]
 
@@ -77,11 +78,13 @@ def push(
 ) -> Moved:
     """Put the newest usable generation of a key on the remote, unless it is there.
 
-    Raises HostWeightsError: artifact_missing when the store has none; what ``hwr.remote.push.push`` raises.
+    Raises HostWeightsError: domain_unavailable where no store is; artifact_missing when the store has none; what
+    ``hwr.remote.push.push`` raises.
     """
     begun, budget = time.monotonic(), budget or PlainBudget()
     check_key(key)
     port = open_remote(remote)
+    require_store(Path(config.root))
     with closing(LocalStore.open(Path(config.root), config.wait, budget, config.capacity)) as store:
         identity = store.stored_identity(key)
         found = None if identity is None else store.lookup(identity, config.validation, budget, lease_id="push")

@@ -282,17 +282,22 @@ def existing_store(root: Path, budget: PlainBudget | None = None) -> Iterator[Up
     Raises domain_unavailable for a directory that holds no store, and what opening one raises.
     """
     place = root.absolute()
-    with os_errors(Stage.DOMAIN, f"look into {place}"), suppress(PermissionError):
-        if not (place / RECORD_NAME).exists():
-            what = "holds no store (it has no domain.json)" if place.is_dir() else "is no directory"
-            text = f"{place} {what}; expected a root that was published into, as by: hostweights warm"
-            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text)
+    require_store(place)
     used = budget or PlainBudget()
     store = LocalStore.open(place, WaitPolicy(), used)
     try:
         yield Upkeep(store, used)
     finally:
         store.close()
+
+
+def require_store(place: Path) -> None:
+    """Raise domain_unavailable for a directory that holds no store."""
+    with os_errors(Stage.DOMAIN, f"look into {place}"), suppress(PermissionError):
+        if not (place / RECORD_NAME).exists():
+            what = "holds no store (it has no domain.json)" if place.is_dir() else "is no directory"
+            text = f"{place} {what}; expected a root that was published into, as by: hostweights warm"
+            raise error(Stage.DOMAIN, Code.DOMAIN_UNAVAILABLE, text)
 
 
 def _holders(directory: str) -> tuple[Holder, ...]:

@@ -34,7 +34,7 @@ from .store_files import (
     read_record,
     write_at,
 )
-from .trust import check_entry, check_root
+from .trust import check_entry, check_root, check_way
 
 RECORD_NAME: Final = "domain.json"
 _UNFINISHED_NAME: Final = "domain.json.new"
@@ -107,6 +107,7 @@ def open_domain(root: Path, wait: WaitPolicy, budget: Budget) -> Domain:
     budget.check()
     path = Path(os.path.realpath(root))
     with os_errors(Stage.DOMAIN, f"open the store {path}"):
+        check_way(root, path)  # before anything is made in a place that is refused
         _make_root(path)
         with _opened_root(path) as place:
             check_root(place, root)

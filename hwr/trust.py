@@ -25,7 +25,12 @@ def check_root(root: Place, configured: Path) -> None:
         raise _refused(
             root.path, "every user of this host may write it, and with it the weights that others load", way_out
         )
-    for path in dict.fromkeys((*_way(configured), *_way(Path(root.path)))):
+    check_way(configured, Path(root.path))
+
+
+def check_way(configured: Path, resolved: Path) -> None:
+    """Raise permission_denied where another user may have planted a directory on the way to a root, made or not."""
+    for path in dict.fromkeys((*_way(configured), *_way(resolved))):
         if _may_be_planted(path):
             text = "another user may have put it there, since every user may write the directory that it lies in"
             raise _refused(str(path), text, "choose a root that lies where only its owner may write")

@@ -219,10 +219,11 @@ async def _get(filesystem: HTTPFileSystem, url: str, start: int | None, most_byt
 
 
 def open_remote(policy: RemotePolicy) -> FsspecRemote:
-    """Open a remote; makes no request.
+    """Open a remote; makes no request, but some schemes connect.
 
-    Raises HostWeightsError: invalid_config without a URL, for one with credentials or a query in it, and for an unknown
-    scheme; unsupported when fsspec or the scheme's package is not installed.
+    Raises HostWeightsError: invalid_config without a URL, for one with credentials or a query in it, for an unknown
+    scheme and for what its package refuses; unsupported when fsspec or the scheme's package is not installed; io_error
+    (retryable) when it cannot be connected to.
     """
     url = policy.url
     if url is None:
@@ -238,6 +239,12 @@ def open_remote(policy: RemotePolicy) -> FsspecRemote:
         raise error(Stage.REMOTE, Code.UNSUPPORTED, text + f"'hostweights[remote]' and fsspec's for {scheme}") from None
     except ValueError:
         text = f"fsspec knows no scheme {scheme!r}; expected a URL such as s3://bucket/weights or file:///srv/weights"
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, text) from None
+    except OSError as problem:  # some schemes connect at once; the package's own words may hold what must not be shown
+        text = f"the remote {url} cannot be opened ({type(problem).__name__}); try again once it answers"
+        raise error(Stage.REMOTE, Code.IO_ERROR, text, retryable=True, remote=url) from None
+    except Exception as problem:  # noqa: BLE001 - whatever a package raises over a URL of its scheme
+        text = f"fsspec's {scheme} makes nothing of {url} ({type(problem).__name__}); expected its own form of URL"
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, text) from None
     return FsspecRemote(filesystem, root, url, policy.timeout_s)
 

@@ -75,3 +75,12 @@ def test_D3_the_fixture_passes_and_fails_with_the_diff(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "does something else than record" in done.stdout
+
+
+@pytest.mark.parametrize("size_bytes", [0, 60])
+def test_D3_a_journal_that_records_nothing_is_none_and_exits_2(tmp_path: Path, size_bytes: int) -> None:
+    cut = tmp_path / "cut.journal"
+    cut.write_bytes(GOLDEN.read_bytes()[:size_bytes])
+    code, said = run(str(cut))
+    assert code == 2
+    assert "records no actor" in said

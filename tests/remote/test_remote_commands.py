@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from hostweights.cli import app
@@ -32,7 +33,26 @@ def test_A16_push_and_pull_move_an_artifact_by_its_key(tmp_path: Path) -> None:
     assert (code, json.loads(out)["already"]) == (0, True)
 
 
+def test_A16_a_push_out_of_a_directory_without_a_store_makes_none(tmp_path: Path) -> None:
+    code, _, err = command("push", KEY, f"file://{tmp_path}/remote", "--root", tmp_path / "wrong")
+    assert code == 2
+    assert "is no directory" in err
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [("ftp://127.0.0.1:1/x", "io_error"), ("http://[::1/x", "invalid_config"), ("zip:///tmp", "io_error")],
+)
+def test_A16_a_remote_that_cannot_be_opened_is_refused_by_name(tmp_path: Path, url: str, found: str) -> None:
+    code, _, err = command("pull", KEY, url, "--root", tmp_path / "here")
+    assert code == 2
+    assert found in err
+    assert "unexpected" not in err
+
+
 def test_A16_an_unknown_or_malformed_key_is_named(tmp_path: Path) -> None:
+    open_store(tmp_path / "here").close()
     url = f"file://{tmp_path}/remote"
     for verb in ("push", "pull"):
         code, _, err = command(verb, KEY, url, "--root", tmp_path / "here")

@@ -67,6 +67,7 @@ def test_S_a_root_that_another_user_may_have_planted_is_refused(open_place: Path
     below.mkdir()
     give(below)
     assert f"{below} is not trusted" in refusal(lambda: open_store(below / "a" / "store"))
+    assert list(below.iterdir()) == []
 
 
 @ROOT_ONLY

@@ -28,9 +28,13 @@ def replay(
     from hostweights.actors.kernel.replay_diff import actors_of, explained
     from hostweights.actors.replaying import replayable
     from hostweights.messages import AnyMessage
+    from hostweights.messages.failure import Code, Stage, error
 
     with refusing(debug=debug):
         names = (actor,) if actor is not None else actors_of(file)
+        if not names:
+            text = f"journal {file} records no actor: it is empty, or was cut before its first batch was whole"
+            raise error(Stage.RUNTIME, Code.JOURNAL_CORRUPT, text)
         results = [replay_actor(file, name, replayable(name), AnyMessage) for name in names]
     if as_json:
         print_json(results)
