@@ -16,6 +16,7 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import ExitStack
 from pathlib import Path
 
+from hostweights import HostWeightsError
 from hostweights.demo.weights import find_model
 
 GRACE_S = 45.0
@@ -131,7 +132,7 @@ async def _end(worker: Process) -> None:
 
 
 def main() -> int:
-    """Entry point; exit code 0 after a clean end, 1 if the workers never came up."""
+    """Entry point; exit code 0 after a clean end, 1 if the workers never came up, 2 for what cannot be served."""
     parser = argparse.ArgumentParser(prog="python -m examples.serving", description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--host", default="127.0.0.1")
@@ -144,13 +145,21 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     root = arguments.root or Path(os.environ.get("HOSTWEIGHTS_ROOT") or Path.home() / ".cache" / "hostweights")
-    options = [f"--model={find_model(arguments.model)}"]
+    if arguments.workers < 1:
+        parser.error(f"--workers must be at least 1, found {arguments.workers}")
+    try:
+        options = [f"--model={find_model(arguments.model)}"]
+    except HostWeightsError as missing:
+        parser.error(missing.failure.text)
     if arguments.stream is not None:
         options.append(f"--stream={arguments.stream}")
     with ExitStack() as stack:
         if arguments.flux is not None:
             options.append(f"--flux={arguments.flux or _tiny_pipeline(stack)}")
-        listener = stack.enter_context(socket.create_server((arguments.host, arguments.port), backlog=2048))
+        try:
+            listener = stack.enter_context(socket.create_server((arguments.host, arguments.port), backlog=2048))
+        except (OSError, OverflowError) as refused:
+            parser.error(f"cannot listen on {arguments.host}:{arguments.port} ({refused}); --port 0 takes any free one")
         return 0 if asyncio.run(_serve(listener, arguments.workers, options, root.absolute())) else 1
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -254,6 +255,20 @@ def test_A15_long_reads_say_how_far_they_are_on_standard_error(store: LocalStore
     one = publish(store, ONE)
     lines = run(store, command).stderr.splitlines()
     assert lines[-1].startswith(f"{one[:12]} 00000001: 100% of {size(payload_bytes(store, one))}")
+
+
+def test_A8_an_interrupt_at_the_question_removes_nothing_and_exits_130(store: LocalStore) -> None:
+    publish(store, ONE)
+    command = [sys.executable, "-m", "hostweights", "gc", "--max-size", "0", "--root", str(store.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+        assert asking.stderr is not None
+        said = b""
+        while b"[y/N]" not in said:
+            said += (byte := asking.stderr.read(1))
+            assert byte, said
+        asking.send_signal(signal.SIGINT)
+        assert asking.wait() == 130
+    assert len(store.list_stored()) == 1
 
 
 def test_A8_gc_asks_and_deletes_condemned_generations(store: LocalStore) -> None:

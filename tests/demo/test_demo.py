@@ -108,3 +108,12 @@ def truncated_copy(target: Path) -> None:
         (target / name).symlink_to(source / name)
     with (source / "model.safetensors").open("rb") as stream:
         (target / "model.safetensors").write_bytes(stream.read(1_000_000))
+
+
+def test_E1_journals_that_cannot_be_kept_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.touch()
+    done = demo("--journals", str(taken))
+    assert done.returncode == 2
+    assert f"could not make the directory {taken} for journals" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -221,3 +221,15 @@ def test_D5_a_server_that_cannot_start_says_so_and_ends(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "worker-0 ended with 3 before it served" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--workers=0"], "at least 1"), (["--model=/nope"], "/nope lacks"), (["--port=99999"], "cannot listen on")],
+)
+def test_D5_what_cannot_be_served_is_refused_without_a_traceback(options: list[str], why: str) -> None:
+    command = [sys.executable, "-m", "examples.serving", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr

@@ -28,9 +28,13 @@ def opened(root: Path | None, *, debug: bool) -> Iterator["Upkeep"]:
 
 
 def confirmed(question: str, *, yes: bool) -> None:
-    """Go on if the user agrees; exit code 1 otherwise, with nothing changed. The question goes to standard error."""
-    if yes or typer.confirm(question, err=True):
-        return
+    """Go on if the user agrees; exit code 1 otherwise, 130 at Ctrl-C, with nothing changed. Asks on standard error."""
+    try:
+        if yes or typer.confirm(question, err=True):
+            return
+    except typer.Abort as ended:  # also at the end of the input
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise typer.Exit(130) from None
     typer.echo("nothing was removed", err=True)
     raise typer.Exit(1)
 

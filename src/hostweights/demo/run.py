@@ -29,6 +29,7 @@ from hostweights.demo.protocol import (
     WorkerSettings,
 )
 from hostweights.demo.weights import CAT, KITTEN, STOCKS, Answer, find_model, plain_answer, tokenize
+from hostweights.hwr.store_files import os_errors
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 
 LINE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -56,6 +57,9 @@ async def run_demo(settings: DemoSettings, on_progress: OnProgress) -> DemoResul
 
     Raises HostWeightsError when the weights cannot be found or a worker failed.
     """
+    if settings.journals is not None:
+        with os_errors(Stage.CONFIGURATION, f"make the directory {settings.journals} for journals"):
+            settings.journals.mkdir(parents=True, exist_ok=True)
     model = find_model(settings.model)
     root = settings.root or Path(tempfile.mkdtemp(prefix="hostweights-demo-"))
     try:
@@ -67,10 +71,7 @@ async def run_demo(settings: DemoSettings, on_progress: OnProgress) -> DemoResul
 
 def _journal(directory: Path | None, number: int) -> str | None:
     """A new file of its own for each worker."""
-    if directory is None:
-        return None
-    directory.mkdir(parents=True, exist_ok=True)
-    return str(directory / f"worker-{number + 1}.journal")
+    return None if directory is None else str(directory / f"worker-{number + 1}.journal")
 
 
 def _remove(root: Path) -> None:
