@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from ...messages.failure import Code, Stage, error
 
@@ -24,6 +25,7 @@ class Lane:
         self._changed = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
+        self._serving: object = None
         self._busy = False
         self._closed = False
 
@@ -57,12 +59,16 @@ class Lane:
             raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"stream {self._name!r} is closed")
 
     def _started(self) -> threading.Thread:
-        thread = threading.Thread(target=self._serve, name=f"hostweights-{self._name}")
+        self._serving = token = object()
+        thread = threading.Thread(target=partial(self._serve, token), name=f"hostweights-{self._name}")
         try:
             thread.start()
         except RuntimeError as found:
             text = f"stream {self._name!r} has no thread: {found}; end some threads of the process, or try again later"
             raise error(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, text, retryable=True) from found
+        except BaseException:
+            self._serving = None  # an interrupt may tear the start of a thread that runs, and tells that nothing does
+            raise
         return thread
 
     def drain(self) -> None:
@@ -84,18 +90,18 @@ class Lane:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _serve(self) -> None:
-        while (item := self._next()) is not None:
+    def _serve(self, token: object) -> None:
+        while (item := self._next(token)) is not None:
             try:
                 item()
             except BaseException:  # noqa: BLE001 - whoever waits for a later item must not wait for ever
                 _LOG.exception("work of stream %r failed and told nobody", self._name)
             del item  # what it holds may be the last reference to host memory
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self, token: object) -> Callable[[], None] | None:
         with self._changed:
-            if self._thread is not threading.current_thread():
-                return None  # an interrupt tore its start, and the caller was told that nothing runs
+            if self._serving is not token:
+                return None
             self._busy = False
             while not self._work:
                 if self._closed or not (self._changed.wait(IDLE_S) or self._work):
