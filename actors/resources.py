@@ -164,10 +164,10 @@ class ModelEntry(Struct):
         assert self.restore is not None, "no restore was planned"
         return self.restore
 
-    def require_untouched(self, act: str, *, at_home: bool = True) -> None:
+    def require_untouched(self, act: str) -> None:
         """Raise source_changed when the model is no longer what was loaded, and ``act`` would take it for that."""
         if self.watch is not None:
-            self.watch.require_untouched(act, at_home=at_home)
+            self.watch.require_untouched(act)
 
     def ungate(self) -> None:
         """Give the module its own forward back: as a cycle through it the gate would keep the weights alive."""

@@ -1,7 +1,7 @@
 """Noticing that a model's tensors are no longer what they were when its weights came in."""
 
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,9 +16,8 @@ class WriteWatch:
 
     torch cannot make a tensor read-only, and a leased one is a private view: a write is allowed and stays this
     process's own. But then the model is not what its artifact holds, and whoever is about to take one for the other
-    asks here first. Seen is every write through torch, whatever the gradient or inference mode, and other memory in a
-    parameter, as ``Module.to`` and its like leave there; not seen is a write through ``tensor.data``, NumPy or a
-    pointer. Keeps no tensor alive but the parts of a composite one.
+    asks here first. Seen is every write through torch, whatever the gradient or inference mode; not seen is one
+    through ``tensor.data``, NumPy or a pointer. Keeps no tensor alive but the parts of a composite one.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -26,22 +25,12 @@ class WriteWatch:
         known = [(place, _by_itself(place.tensor)) for place in stored_places(module, wholes)]
         known += [(place, _by_inside(place.tensor)) for place in wholes]
         self._seen = [(place, same, write_count(place.tensor)) for place, same in known if place.persistent]
-        self._addresses = [_address(place.tensor) for place, _, _ in self._seen]
 
-    def adopted(self, packed: Container[str]) -> None:
-        """Take the memory that the tensors have now for theirs; that of those named ``packed`` may change further."""
-        loose = {id(place.tensor) for place, _, _ in self._seen if place.name in packed}
-        tensors = [place.tensor for place, _, _ in self._seen]
-        self._addresses = [None if id(tensor) in loose else _address(tensor) for tensor in tensors]
-
-    def require_untouched(self, act: str, *, at_home: bool = True) -> None:
-        """Raise source_changed, naming the first tensor that was touched, and ``act``, which would lose the change.
-
-        ``at_home`` is False while parameters may show a slot, whose memory says nothing.
-        """
-        for (place, same, count), address in zip(self._seen, self._addresses, strict=True):
+    def require_untouched(self, act: str) -> None:
+        """Raise source_changed, naming the first tensor that was touched, and ``act``, which would lose the change."""
+        for place, same, count in self._seen:
             tensor = place.table.get(place.attribute)
-            if tensor is None or not same(tensor) or (at_home and _moved(tensor, address)):
+            if tensor is None or not same(tensor):
                 how = "replaced"
             elif write_count(tensor) != count:
                 how = "written to in place"
@@ -67,18 +56,6 @@ def _by_inside(tensor: torch.Tensor) -> Callable[[torch.Tensor], bool]:
     """The same for a composite: torch swaps those to move a module, and refuses to if one is weakly referenced."""
     inside = vars(tensor)
     return lambda other: vars(other) is inside
-
-
-def _address(tensor: torch.Tensor) -> int | None:
-    """Where a parameter's memory is; None for what gets other memory in the course of things: a buffer that comes back
-    from a device, a packed parameter that is unpacked at its first use.
-    """
-    return tensor.data_ptr() if type(tensor) is nn.Parameter and tensor.is_cpu else None
-
-
-def _moved(tensor: torch.Tensor, address: int | None) -> bool:
-    """Whether the memory is another; on a device the transport put it there, and one without memory was dropped."""
-    return address is not None and tensor.is_cpu and tensor.data_ptr() not in (address, 0)
 
 
 def write_count(tensor: torch.Tensor) -> int:

@@ -139,8 +139,6 @@ class LocalDevices:
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)
             with _at_home(attachment):
                 released_bytes = adopt(prepared.module, prepared.record, lease)
-                if entry.watch is not None:
-                    entry.watch.adopted({packed.name for packed in lease.manifest.packed})
             replaced = entry.bind(effect.model_id, lease)
         entry.producer = None
         trim()

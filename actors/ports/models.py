@@ -6,7 +6,7 @@ from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.failure import Code, Stage
 from ...messages.publisher import ProducerForgotten, ProducerRegistered, RegisterProducer
-from ..resources import AttachmentEntry, Resources
+from ..resources import Resources
 from .faults import answered
 
 
@@ -23,7 +23,7 @@ class LocalModels:
 
     def _register(self, effect: RegisterProducer, budget: Budget) -> ProducerRegistered:
         entry = self._resources.models.get(effect.model_id)
-        entry.require_untouched("publishing it", at_home=not self._attachments(effect.model_id))
+        entry.require_untouched("publishing it")
         producer = entry.producer
         if producer is None:
             # Streaming's code: a load whose model is not published has no use of it.
@@ -34,7 +34,7 @@ class LocalModels:
             refuse_gone(prepared.module)
             with ExitStack() as still:
                 still.enter_context(entry.need_gate().exclusive(budget))
-                streaming = self._attachments(effect.model_id)
+                streaming = [a for a in self._resources.attachments.all() if a.info.model_id == effect.model_id]
                 for attachment in streaming:  # what computes is on the device, and may be called past the gate
                     still.enter_context(attachment.streamer.at_rest(budget))
                 producer = ModelProducer(prepared.module, prepared.ownership)
@@ -45,9 +45,6 @@ class LocalModels:
             tensors=len(producer.plan.tensors),
             size_bytes=sum(tensor.size_bytes for tensor in entry.need_prepared().ownership.tensors),
         )
-
-    def _attachments(self, model_id: str) -> list[AttachmentEntry]:
-        return [each for each in self._resources.attachments.all() if each.info.model_id == model_id]
 
     def forget(self, producer_id: str) -> ProducerForgotten:
         """Take a producer out; twice is harmless."""

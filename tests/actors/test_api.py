@@ -495,7 +495,7 @@ async def test_C2_a_model_that_cannot_adopt_keeps_streaming_from_its_own_tensors
         report = await host.adopt(model)
 
         assert report.failure is not None
-        assert report.failure.code is Code.SOURCE_CHANGED
+        assert report.failure.code is Code.RESTORE_PLAN_FAILED
         assert (await host.attachments())[0].lease_id is None
         assert await host.leases() == ()
         assert torch.equal(run(model.module), expected)
