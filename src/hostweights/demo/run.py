@@ -29,7 +29,6 @@ from hostweights.demo.protocol import (
     WorkerSettings,
 )
 from hostweights.demo.weights import CAT, KITTEN, STOCKS, Answer, find_model, plain_answer, tokenize
-from hostweights.hwr.store_files import os_errors
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 
 LINE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -58,8 +57,11 @@ async def run_demo(settings: DemoSettings, on_progress: OnProgress) -> DemoResul
     Raises HostWeightsError when the weights cannot be found or a worker failed.
     """
     if settings.journals is not None:
-        with os_errors(Stage.CONFIGURATION, f"make the directory {settings.journals} for journals"):
+        try:
             settings.journals.mkdir(parents=True, exist_ok=True)
+        except OSError as refused:
+            text = f"could not make the directory {settings.journals} for journals: {refused.strerror}; name another"
+            raise error(Stage.CONFIGURATION, Code.IO_ERROR, text) from refused
     model = find_model(settings.model)
     root = settings.root or Path(tempfile.mkdtemp(prefix="hostweights-demo-"))
     try:
