@@ -55,7 +55,7 @@ def _way(path: Path) -> list[Path]:
 def _may_be_planted(path: Path) -> bool:
     try:
         found, above = files().stat(path), files().stat(path.parent)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return bool(above.st_mode & stat.S_IWOTH) and found.st_uid not in {_SUPERUSER, os.geteuid(), above.st_uid}
 
