@@ -15,9 +15,9 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -143,8 +143,8 @@ class Clients:
         self._seconds: list[float] = []
         self._workers: Counter[str] = Counter()
         self.report = Report()
-        self.killing = False
-        """A worker is being killed: what it had taken gets no answer."""
+        self._killing = False
+        self._kills = 0
         self.stopping = False
         self.all_shared = asyncio.Event()
         self._shared: set[str] = set()
@@ -162,6 +162,19 @@ class Clients:
         self.report.p99_s = self._seconds[len(self._seconds) * 99 // 100]
         self.report.answers_by_worker = dict(self._workers)
 
+    @contextmanager
+    def while_killing(self) -> Iterator[None]:
+        """A worker is being killed within: what is asked before the end of it may get no answer.
+
+        The break may be seen after the end, which the supervisor tells as soon as the client's own system does.
+        """
+        self._kills += 1
+        self._killing = True
+        try:
+            yield
+        finally:
+            self._killing = False
+
     async def _ask_on(self, client: httpx.AsyncClient, workers: int) -> None:
         while not self.stopping:
             await asyncio.sleep(self._pause_s)
@@ -169,13 +182,14 @@ class Clients:
             number = request % len(TEXTS)
             # Every third connection is not kept: a client does not stay with one worker.
             headers = {"connection": "close"} if request % 3 == 0 else {}
-            killing, started_s = self.killing, time.perf_counter()
+            killing, kills, started_s = self._killing, self._kills, time.perf_counter()
             self.report.requests += 1
             try:
                 answer = await client.post("/embed", json={"texts": TEXTS[number]}, headers=headers)
                 reply = msgspec.json.decode(answer.raise_for_status().content, type=EmbedReply)
             except (httpx.HTTPError, msgspec.DecodeError) as failed:
-                lost = (killing or self.killing) and isinstance(failed, httpx.ReadError | httpx.RemoteProtocolError)
+                met_kill = killing or kills != self._kills
+                lost = met_kill and isinstance(failed, httpx.ReadError | httpx.RemoteProtocolError)
                 kept = self.report.lost_with_killed_worker if lost else self.report.failed
                 kept.append(f"{type(failed).__name__}: {failed}")
                 continue
@@ -226,10 +240,9 @@ async def run_load(seconds: float, clients: int, workers: int) -> Report:
 
 async def _kill_one(server: Server, asking: Clients) -> None:
     pid = int((await server.says(r"worker-0 serves, process (\d+)"))[1])
-    asking.killing = True
-    os.kill(pid, signal.SIGKILL)
-    await server.says(rf"worker-0, process {pid}, ended with -9")
-    asking.killing = False
+    with asking.while_killing():
+        os.kill(pid, signal.SIGKILL)
+        await server.says(rf"worker-0, process {pid}, ended with -9")
     await server.says(rf"worker-0 serves, process (?!{pid}$)\d+")
 
 

@@ -9,7 +9,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -20,8 +20,6 @@ from examples.serving.tenant import STORE_LIMIT_BYTES, Cycle, make_checkpoint
 
 FACTORY = "examples.serving.tenant:Stack"
 PATIENCE_S = 180.0
-LATE_S = 1.0
-"""How much later than the supervisor a client may hear of a killed worker."""
 
 
 class Tenant:
@@ -132,11 +130,9 @@ class Shaker:
         slot = self._random.randrange(2)
         pid, heard = newest_worker(self._server, slot), self._server.heard
         killing = number == signal.SIGKILL
-        self._asking.killing = killing
-        os.kill(pid, number)
-        await self._server.says(rf"worker-{slot}, process {pid}, ended with {-9 if killing else 0}", heard)
-        await asyncio.sleep(LATE_S if killing else 0)
-        self._asking.killing = False
+        with self._asking.while_killing() if killing else nullcontext():
+            os.kill(pid, number)
+            await self._server.says(rf"worker-{slot}, process {pid}, ended with {-9 if killing else 0}", heard)
         await self._server.says(rf"worker-{slot} serves, process \d+", heard)
 
     async def _roll(self) -> None:

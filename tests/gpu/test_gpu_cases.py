@@ -251,6 +251,96 @@ def test_T84_a_users_stream_may_go_while_copies_that_waited_for_it_run(device: C
     streamer.detach(terminal=False)
 
 
+class Lookup(nn.Module):
+    """A block that gives away a row of its own weight."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(rows, 8), requires_grad=False)
+
+    def forward(self, index: int) -> dict[str, torch.Tensor]:
+        return {"row": self.table[index]}
+
+
+class Lookups(nn.Module):
+    """Rows of several blocks, looked at once all blocks ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Lookup(4096) for _ in range(6))
+
+    def forward(self, index: int) -> torch.Tensor:
+        return torch.stack([block(index)["row"] for block in self.blocks])
+
+
+@pytest.mark.parametrize("kind", ["direct", "private"])
+def test_C2_what_a_block_gives_away_of_its_slot_outlives_the_slot(
+    device: CudaDevice, tmp_path: Path, kind: str
+) -> None:
+    model = Lookups()
+    expected = resident(model)(3)
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, make_backing(kind, model, found, tmp_path))
+    for _ in range(20):
+        with torch.inference_mode():
+            rows = model(3)
+        assert torch.equal(rows, expected)
+    streamer.detach(terminal=False)
+
+
+BROKEN = """
+import sys, tempfile
+from pathlib import Path
+import torch
+from dlo_support import Stack, discover, make_backing, run
+from gpu_support import open_cuda_device, run_on_gpu
+from hostweights.dlo import Streamer
+kind, forwards, kept = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = Stack([64, 300, 5, 1024, 33])
+expected = run(model)
+found = discover(model).keeping(kept)
+device = open_cuda_device()
+folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+streamer = Streamer.attach(model, found, device, make_backing(kind, model, found, folder), on_demand=["norm"])
+for _ in range(forwards):
+    run_on_gpu(model)
+
+def break_device():
+    torch.zeros(4, device="cuda")[torch.tensor([100], device="cuda")]
+    torch.cuda.synchronize()
+
+model.block(3).entered = break_device
+try:
+    run_on_gpu(model)
+except RuntimeError as failure:
+    assert "device-side assert" in str(failure), failure
+else:
+    raise AssertionError("the device did not break")
+model.block(3).entered = None
+print(streamer.stats().slots)
+streamer.detach(terminal=False)
+device.close()
+assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
+assert torch.equal(run(model), expected)
+for path in folder.iterdir():
+    path.unlink()
+folder.rmdir()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "forwards", "kept"), [("direct", 0, 0), ("direct", 20, 2), ("staged", 20, 0)])
+def test_T66_after_a_kernel_broke_the_device_a_detach_ends_and_the_values_are_at_home(
+    kind: str, forwards: int, kept: int
+) -> None:
+    helpers = str(Path(__file__).parents[1] / "helpers")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", BROKEN, kind, str(forwards), str(kept)]
+    done = subprocess.run(command, check=False, timeout=90, capture_output=True, text=True, env=environment)
+    assert done.stdout == "2\nended\n", done.stderr[-3000:]
+
+
 FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")  # forking with threads is what is asked here
