@@ -89,7 +89,11 @@ class HostMemory(Protocol):
         ...
 
     def unregister(self, address: int) -> None:
-        """Let the range that starts at ``address`` go; raises what the driver says, and the range stays pinned."""
+        """Let the range that starts at ``address`` go; raises what the driver says, and the range stays pinned.
+
+        A device that failed reads nothing any more: its ranges count as let go, and its driver's pins end with the
+        process.
+        """
         ...
 
 
@@ -147,6 +151,10 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Block until the device is idle for this process; raises the first failure among its streams' work."""
+        ...
+
+    def failed(self) -> bool:
+        """Whether it failed for good: nothing runs on it any more, and nothing in its memory can be read."""
         ...
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """What does not travel: moved to the device once, before the first use."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -7,8 +8,11 @@ import torch
 from torch import nn
 
 from ..messages.budget import Budget
+from .contract import Device
 from .layout import in_mode
 from .parts import parts_of
+
+_LOG = logging.getLogger("hostweights")
 
 
 class Lodging:
@@ -61,43 +65,57 @@ class Resident:
         self._parameters: list[torch.Tensor] = list(found.values())
         self._buffers = [leaf for buffer in module.buffers() for _, leaf in parts_of("", buffer)]
         self._lodging = Lodging()
-        self._moved_buffers: list[torch.Tensor] = []
+        self._moved_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Each with the host tensor that it last showed."""
 
-    def move(self, device: torch.device, budget: Budget | None, undo: ExitStack) -> None:
-        """Move tensor by tensor; ``undo`` shows the host tensors again and copies nothing back but buffers.
-
-        A buffer may have changed, so its value is brought back.
-        """
-        undo.callback(self._bring_back)
-        self._lodging.move(self._parameters, device, budget)
+    def move(self, device: Device, budget: Budget | None, undo: ExitStack) -> None:
+        """Move tensor by tensor; ``undo`` brings back."""
+        undo.callback(self.bring_back, device)
+        target = device.torch_device
+        self._lodging.move(self._parameters, target, budget)
         for tensor in self._buffers:
-            if tensor.device != device:
+            if tensor.device != target:
                 _check(budget)
-                moved = _moved(tensor, device)
-                self._moved_buffers.append(tensor)
+                moved = _moved(tensor, target)
+                self._moved_buffers.append((tensor, tensor.data))
                 tensor.data = moved
+
+    def bring_back(self, device: Device) -> None:
+        """Show the host tensors again and copy nothing back but buffers, which may have changed.
+
+        From a device that failed nothing can be copied: a buffer has the value of when it was last at home.
+        Idempotent; after an error, call it again.
+        """
+        lost = bool(self._moved_buffers) and device.failed()
+        if lost:
+            _LOG.warning(
+                "%d buffers have the values of when the model was attached or published: %s failed, and what it wrote "
+                "to them since is lost",
+                len(self._moved_buffers),
+                device.name,
+            )
+        while self._moved_buffers:
+            buffer, before = self._moved_buffers[-1]
+            buffer.data = before if lost else _on_host(buffer.data)
+            self._moved_buffers.pop()
+        self._lodging.go_home()
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
-        """Show host tensors during the block, which may put others in their place; a parameter's is home afterwards.
+        """Show host tensors during the block, which may put others in their place; those are home afterwards.
 
         The device's tensors are what is shown again, and what computes. A buffer's host tensor has its value of now.
         """
         with self._lodging.at_home():
-            away = [(tensor, tensor.data) for tensor in self._moved_buffers]
+            away = [(tensor, tensor.data) for tensor, _ in self._moved_buffers]
             for tensor, live in away:
                 tensor.data = _on_host(live)
             try:
                 yield
             finally:
+                self._moved_buffers = [(tensor, tensor.data) for tensor, _ in away]
                 for tensor, live in away:
                     tensor.data = live
-
-    def _bring_back(self) -> None:
-        while self._moved_buffers:
-            tensor = self._moved_buffers.pop()
-            tensor.data = _on_host(tensor.data)
-        self._lodging.go_home()
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -148,7 +148,7 @@ class Streamer:
             streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
             parts = components(module, found.kept, on_demand, streamed, device)
             resident = Resident(module, streamed.union(id(each) for part in parts for each in part.parameters))
-            resident.move(device.torch_device, budget, rest)
+            resident.move(device, budget, rest)
             show_device(list(module.parameters()), device.torch_device, rest)
             for part in parts:
                 rest.callback(part.close)
@@ -284,6 +284,7 @@ class Streamer:
                 return
             self._driver.close(terminal, budget)
             self._settle_device()
+            self._resident.bring_back(self._device)
             self._hooks.close()
             self._rest.close()
             if terminal:

@@ -169,6 +169,10 @@ class CpuDevice:
         self._streams.drain()
         self._streams.raise_kept()
 
+    def failed(self) -> bool:
+        """It does not."""
+        return False
+
     def close(self) -> None:
         """End all streams and join their threads."""
         self._streams.close()

@@ -119,6 +119,15 @@ class CudaDevice:
             self.runtime.synchronize_device()
         self._streams.raise_kept()
 
+    def failed(self) -> bool:
+        """Asks the driver, which says of a context that a kernel broke whatever broke it, and waits for the device."""
+        try:
+            with OnDevice(self.runtime, self.index):
+                self.runtime.synchronize_device()
+        except Exception as failure:  # noqa: BLE001 - CuPy's error type, which cannot be named without CuPy
+            return self.runtime.lost(failure)
+        return False
+
     def close(self) -> None:
         """End all streams, their threads and the events."""
         self._streams.close()
@@ -163,9 +172,14 @@ class CudaHostMemory:
         self._device.pinned.add(address, size_bytes)
 
     def unregister(self, address: int) -> None:
-        """Let them go."""
-        with OnDevice(self._device.runtime, self._device.index):
-            self._device.runtime.unregister(address)
+        """Let them go; a driver whose device failed does nothing any more, which includes reading them."""
+        try:
+            with OnDevice(self._device.runtime, self._device.index):
+                self._device.runtime.unregister(address)
+        except Exception as refused:
+            if not self._device.failed():
+                raise
+            _LOG.debug("pages stay pinned until the process ends, since %s failed: %s", self._device.name, refused)
         self._device.pinned.remove(address)
 
 
@@ -209,4 +223,7 @@ def _unavailable(name: str, reason: str) -> HostWeightsError:
 
 def _free(runtime: CudaRuntime, pinned: PinnedRanges, address: int) -> None:
     pinned.remove(address)
-    runtime.free_pinned(address)
+    try:
+        runtime.free_pinned(address)
+    except Exception as refused:  # noqa: BLE001 - CuPy's error type; nobody hears what a finalizer raises
+        _LOG.debug("pinned memory stays until the process ends: %s", refused)

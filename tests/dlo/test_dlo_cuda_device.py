@@ -221,6 +221,53 @@ def test_T66_after_a_kernel_broke_the_device_the_callers_error_is_told_and_a_det
         lane.close()
 
 
+def test_T66_a_device_that_failed_keeps_no_pages_and_a_buffer_has_its_value_of_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = FailingCuda()
+    driver.resident = AWAY
+    device = fake_device(driver)
+    model, streamer, _ = registered_model(tmp_path, device)
+    model.block(0).scale.fill_(7.0)  # on the device
+    with streamer.at_home():
+        assert model.block(0).scale.item() == 7.0
+    model.block(0).scale.fill_(9.0)
+    assert driver.registered
+    driver.failed = True
+    with caplog.at_level("WARNING", "hostweights"):
+        streamer.detach(terminal=False)
+    device.close()
+    assert "buffers have the values of when" in caplog.text
+    assert model.block(0).scale.item() == 7.0
+    assert model.block(1).scale.item() == 0.5
+    for lane in driver.streams.values():
+        lane.close()
+
+
+def test_T66_a_buffer_that_finds_no_host_memory_is_brought_back_by_the_next_detach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda()
+    driver.resident = AWAY
+    device = fake_device(driver)
+    model, streamer, expected = registered_model(tmp_path, device)
+    model.block(1).scale.fill_(0.25)
+    with monkeypatch.context() as full:
+        full.setattr(torch, "empty_strided", _no_memory)
+        with pytest.raises(MemoryError):
+            streamer.detach(terminal=False)
+    streamer.detach(terminal=False)
+    assert model.block(1).scale.item() == 0.25
+    model.block(1).scale.fill_(0.5)
+    assert torch.equal(run(model), expected)
+    assert not driver.registered
+    device.close()
+
+
+def _no_memory(*_: object, **__: object) -> torch.Tensor:
+    raise MemoryError("no host memory")
+
+
 @pytest.mark.parametrize(("status", "lost"), [(700, True), (719, True), (900, False), (907, False), (None, False)])
 def test_T66_what_the_driver_says_of_a_wait_tells_a_failed_device_from_a_capture(
     status: int | None, lost: bool

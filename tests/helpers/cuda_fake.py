@@ -242,6 +242,14 @@ class FailingCuda(FakeCuda):
         self._refuse()
         super().synchronize_device()
 
+    def free_pinned(self, address: int) -> None:
+        self._refuse()
+        super().free_pinned(address)
+
+    def unregister(self, address: int) -> None:
+        self._refuse()
+        super().unregister(address)
+
     def _refuse(self) -> None:
         if self.failed:
             raise DriverError("an illegal memory access was encountered")

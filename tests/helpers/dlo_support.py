@@ -153,6 +153,9 @@ class ProbeDevice:
         for reading in self.readings:
             reading.waited = True
 
+    def failed(self) -> bool:
+        return self._inner.failed()
+
     def close(self) -> None:
         self._inner.close()
 
