@@ -19,9 +19,10 @@ _REGISTER_READ_ONLY: Final = 8
 _DONE: Final = 0
 _CAPTURE_ERRORS: Final = range(900, 909)
 """What the driver says of a wait while a graph is being captured, by whatever thread, or of an event in a graph."""
-_IDLE_STREAMS: Final[defaultdict[int, list[int]]] = defaultdict(list)
-"""By device, for the whole process and never destroyed: the driver gives each new stream one of a few hardware queues
-in turn, and copies on the sixth that copied took 4 % longer beside compute (H200, driver 580), for as long as it lived.
+_IDLE_STREAMS: Final[defaultdict[tuple[int, str], list[int]]] = defaultdict(list)
+"""By device and purpose, for the whole process and never destroyed: the driver gives each new stream one of a few
+hardware queues in turn, and copies on the sixth that copied took 4 % longer beside compute (H200, driver 580), for as
+long as it lived. So what copies first goes on copying.
 """
 
 
@@ -56,12 +57,12 @@ class CudaRuntime(Protocol):
         """Device memory as bytes."""
         ...
 
-    def take_stream(self) -> int:
+    def take_stream(self, purpose: str) -> int:
         """A stream of the current device that orders itself with no other; the caller's until it is given back."""
         ...
 
-    def give_stream(self, stream: int) -> None:
-        """Give back an idle stream of the current device, for whoever takes one next."""
+    def give_stream(self, stream: int, purpose: str) -> None:
+        """Give back an idle stream of the current device, for whoever takes one for the same purpose next."""
         ...
 
     def synchronize_stream(self, stream: int) -> None:
@@ -167,16 +168,16 @@ class CupyRuntime:
         """Torch's memory, aligned to 512 bytes."""
         return torch.empty(size_bytes, dtype=torch.uint8, device=torch.device("cuda", index))
 
-    def take_stream(self) -> int:
+    def take_stream(self, purpose: str) -> int:
         """A non-blocking stream."""
         try:
-            return _IDLE_STREAMS[self.current_device()].pop()
+            return _IDLE_STREAMS[self.current_device(), purpose].pop()
         except IndexError:
             return int(self._cuda.streamCreateWithFlags(_NON_BLOCKING_STREAM))
 
-    def give_stream(self, stream: int) -> None:
+    def give_stream(self, stream: int, purpose: str) -> None:
         """Kept for the next one."""
-        _IDLE_STREAMS[self.current_device()].append(stream)
+        _IDLE_STREAMS[self.current_device(), purpose].append(stream)
 
     def synchronize_stream(self, stream: int) -> None:
         """Block until the stream is idle."""

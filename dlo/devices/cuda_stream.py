@@ -221,7 +221,7 @@ class CudaStream:
         self._failure: BaseException | None = None  # of the work since the last event
         self._ahead = False  # the driver may be behind: host work has to wait for it
         with OnDevice(self._runtime, home.index):
-            self._stream = self._runtime.take_stream()
+            self._stream = self._runtime.take_stream(name)
 
     @property
     def name(self) -> str:
@@ -302,7 +302,7 @@ class CudaStream:
             with suppress(Exception), OnDevice(self._runtime, self._home.index):
                 self._runtime.synchronize_stream(self._stream)
                 self._bounce.close()
-                self._runtime.give_stream(self._stream)
+                self._runtime.give_stream(self._stream, self._name)
 
     def drain(self) -> None:
         """Block until the thread has done everything submitted so far."""

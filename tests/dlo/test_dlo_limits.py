@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -259,6 +260,35 @@ def test_T83_the_driver_is_reached_through_what_both_cupy_wheels_have(monkeypatc
     runtime = CupyRuntime()
     assert asked == ["cupy_backends.cuda.api.runtime"]  # in cupy-cuda12x and cupy-cuda13x alike
     assert (runtime.device_count(), runtime.current_device()) == (1, 0)
+
+
+def test_C2_a_stream_is_used_again_for_what_it_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        made = 0
+
+        @staticmethod
+        def getDeviceCount() -> int:
+            return 2
+
+        @staticmethod
+        def getDevice() -> int:
+            return 1
+
+        @classmethod
+        def streamCreateWithFlags(cls, _flags: int) -> int:
+            cls.made += 1
+            return cls.made
+
+    monkeypatch.setattr("hostweights.dlo.devices.cuda_runtime._IDLE_STREAMS", defaultdict(list))
+    monkeypatch.setattr("hostweights.dlo.devices.cuda_runtime.importlib.import_module", lambda _: Runtime)
+    runtime = CupyRuntime()
+    for _ in range(3):
+        copies, gathers = runtime.take_stream("copies"), runtime.take_stream("gathers")
+        assert (copies, gathers) == (1, 2)
+        runtime.give_stream(copies, "copies")
+        runtime.give_stream(gathers, "gathers")
+    first, second = runtime.take_stream("copies"), runtime.take_stream("copies")
+    assert (first, second) == (1, 3)  # of two models that stream at once
 
 
 def test_T66_a_state_dict_at_rest_holds_nobody_up() -> None:

@@ -87,12 +87,14 @@ class FakeCuda:
         start = -memory.data_ptr() % 512
         return memory[start : start + size_bytes]
 
-    def take_stream(self) -> int:
+    def take_stream(self, purpose: str) -> int:
+        del purpose
         handle = self._handle()
         self.streams[handle] = Lane(f"driver-{handle}")
         return handle
 
-    def give_stream(self, stream: int) -> None:
+    def give_stream(self, stream: int, purpose: str) -> None:
+        del purpose
         self.streams.pop(stream).close()
 
     def synchronize_stream(self, stream: int) -> None:
