@@ -1,5 +1,6 @@
 """How much host memory may be pinned, read before anything is registered: by the control group, by the lock limit."""
 
+import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ RESERVE_BYTES = 256 << 20
 
 _STATUS = Path("/proc/self/status")
 _MAY_LOCK_ANY = 1 << 14  # CAP_IPC_LOCK
+_MOUNTS = Path("/proc/self/mountinfo")
 _CGROUP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 _UNRECLAIMABLE = ("anon", "unevictable", "kernel", "shmem")
@@ -41,6 +43,21 @@ def lock_limit(status: Path = _STATUS) -> LockLimit:
     if may_lock_any or limit == resource.RLIM_INFINITY:
         return LockLimit(None, charged_bytes)
     return LockLimit(max(0, limit - charged_bytes), charged_bytes)
+
+
+def lies_in_memory(file: str, mounts: Path = _MOUNTS) -> bool:
+    """Whether a file's pages cannot be reclaimed anyway, pinned or not: on tmpfs, where the group's figures count them.
+
+    A file or table that cannot be read lies on a disk.
+    """
+    try:
+        device = Path(file).stat().st_dev
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = (line.partition(" - ")[2].partition(" ")[0] for line in lines if number in line.split()[2:3])
+    return next(kinds, "") in {"tmpfs", "ramfs"}
 
 
 def pinnable_bytes(cgroup: Path = _CGROUP, root: Path = _ROOT) -> int | None:

@@ -16,7 +16,7 @@ from ..messages.failure import Code, Stage, error
 from ..messages.transport import RegistrationInfo, RegistrationPolicy
 from .chunks import CHUNK_BYTES, Chunk, HostRange, plan_chunks
 from .contract import Event, HostMemory
-from .headroom import LockLimit, lock_limit, pinnable_bytes
+from .headroom import LockLimit, lies_in_memory, lock_limit, pinnable_bytes
 from .ledger import PROCESS_LEDGER, Ledger
 from .turns import file_turn
 
@@ -176,7 +176,7 @@ class Registration:
         _KEPT.discard(self)
 
     def _run(self) -> None:
-        self._room_bytes, self._limit = self._headroom(), self._locks()
+        self._room_bytes, self._limit = self._group_limit(), self._locks()
         until_s = self._began_s + self._policy.deadline_s
         remaining = list(self._chunks)
         done_bytes = 0
@@ -236,6 +236,12 @@ class Registration:
             if limit is not None and done_bytes > limit:
                 return f"{which} is {limit} bytes"
         return None
+
+    def _group_limit(self) -> int | None:
+        """None where pinning takes nothing from the group: its figures count the pages of files in memory anyway."""
+        if all(lies_in_memory(file) for file in {chunk.file for chunk in self._chunks}):
+            return None
+        return self._headroom()
 
     def _group_room(self) -> int | None:
         """Pinned page cache still counts as room in the group's figures: what others registered of it is taken off."""

@@ -1,10 +1,11 @@
 """How much memory may be pinned, by control groups of both versions."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from hostweights.dlo.headroom import RESERVE_BYTES, pinnable_bytes
+from hostweights.dlo.headroom import RESERVE_BYTES, lies_in_memory, pinnable_bytes
 
 GIB = 1 << 30
 
@@ -59,3 +60,19 @@ def test_T22_a_group_may_have_a_name_that_is_not_unicode(cgroup: Path, tmp_path:
     cgroup.write_bytes(b"0::/b\xff\n")
     level(tmp_path / "b\udcff", str(GIB), "anon 0\n")
     assert pinnable_bytes(cgroup, tmp_path) == GIB - RESERVE_BYTES
+
+
+def test_T22_a_file_lies_in_memory_where_its_mount_says_so(tmp_path: Path) -> None:
+    file, mounts = tmp_path / "weights", tmp_path / "mountinfo"
+    file.touch()
+    device = file.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    other = "22 1 999:1 / / rw - tmpfs none rw\n"
+    for kind, expected in (("tmpfs", True), ("ramfs", True), ("ext4", False)):
+        mounts.write_text(f"{other}36 35 {number} / /mnt rw,noatime master:1 - {kind} /dev/root rw\n")
+        assert lies_in_memory(str(file), mounts) is expected
+    mounts.write_text(f"{other}cut short\n\n")
+    assert not lies_in_memory(str(file), mounts)
+    assert not lies_in_memory(str(tmp_path / "gone"), mounts)
+    assert not lies_in_memory(str(file), tmp_path / "gone")
+    assert not lies_in_memory("/proc/self/mountinfo")

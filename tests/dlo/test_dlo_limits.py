@@ -96,6 +96,30 @@ def test_T22_registrations_of_one_process_share_the_control_groups_room() -> Non
     assert not driver.registered
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_T22_pages_of_files_in_memory_take_nothing_from_the_control_groups_room(
+    monkeypatch: pytest.MonkeyPatch, *, in_memory: bool
+) -> None:
+    monkeypatch.setattr("hostweights.dlo.registration.lies_in_memory", lambda file: in_memory and file == FILE)
+    made = Registration(
+        fake_device(FakeCuda()).host_memory(),
+        [HostRange(1000 * PAGE, PAGE, FILE), HostRange(2000 * PAGE, PAGE, FILE)],
+        None,
+        RegistrationPolicy(),
+        ledger=Ledger(),
+        chunk_bytes=PAGE,
+        headroom=lambda: PAGE,
+        locks=lambda: LockLimit(None, 0),
+    )
+    made.start()
+    for block in range(2):
+        while made.worth_waiting(block):
+            made.await_block(block)
+    assert made.info().state == ("complete" if in_memory else "partial")
+    assert made.info().room_bytes == (None if in_memory else PAGE)
+    made.close()
+
+
 def test_T48_a_driver_that_refuses_names_the_lock_limit_when_it_is_too_low() -> None:
     driver = FakeCuda()
 
