@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from hostweights.actors.kernel.testing import Deadlock, VirtualLoop
+from hostweights.hwr.filesystem import replaced
 from sim_client import Worker
 from sim_device import SimDevice
 from sim_fibers import Broken, Sim
+from sim_files import SimFiles
 from sim_host import PROCESS, Host
 from sim_patches import simulated
 
@@ -31,6 +33,13 @@ class Outcome:
 
 def simulate(seed: int, *, trace: bool = False) -> Outcome:
     """One run; never raises for what it finds."""
+    outcome, files = _simulate(seed, trace=trace)
+    with replaced(files):
+        gc.collect()  # what killed processes had goes while the simulated disk is there
+    return outcome
+
+
+def _simulate(seed: int, *, trace: bool) -> tuple[Outcome, SimFiles]:
     loop = VirtualLoop(seed)
     sim = Sim(loop)
     sim.trace = [] if trace else None
@@ -59,8 +68,7 @@ def simulate(seed: int, *, trace: bool = False) -> Outcome:
             sim.trace or [],
         )
         loop.close()
-        gc.collect()  # what killed processes had goes while the simulated disk is there
-    return outcome
+    return outcome, files
 
 
 def _run(sim: Sim, host: Host) -> None:

@@ -3,6 +3,7 @@
 A bounded part of what ``make simulate`` runs.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -53,6 +54,13 @@ def test_D1_a_seed_is_the_same_run_each_time_and_in_every_process() -> None:
         command, env={**os.environ, "PYTHONHASHSEED": salt}, capture_output=True, text=True, check=True
     )
     assert f"{first.steps} steps, trace {first.digest:08x}" in ran.stdout
+
+
+@pytest.mark.parametrize("seed", [13, 21, 139])
+def test_D1_what_killed_processes_leave_goes_while_their_disk_is_there(seed: int) -> None:
+    with simulate.quiet():
+        sim_run.simulate(seed)
+    gc.collect()  # a descriptor of the simulated disk that is closed on the real one is an error of this test
 
 
 def test_D1_another_seed_is_another_run() -> None:
