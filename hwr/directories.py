@@ -24,6 +24,7 @@ from .build_mode import default_dtype
 from .checkpoint import open_checkpoint
 from .checkpoint_files import INDEX_SUFFIX, SUFFIX
 from .dtypes import dtype_tag, torch_dtype
+from .hub_entries import refuse_hub
 from .module_tensors import places
 from .record_of_class import RECORD_OF_CLASS
 from .records import ModelRecord, generic_record
@@ -38,7 +39,6 @@ _NOT_INSIDE: Final = frozenset({"", ".", ".."})
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 _FLOAT_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _HALVES: Final = frozenset({torch.float16, torch.bfloat16})
-_IMPLEMENTATION: Final = "_implementation"
 Json = Mapping[str, object]
 
 
@@ -143,8 +143,8 @@ def _transformers_class(folder: Path, config: Json) -> _Found:
     if not isinstance(named, list) or len(named) != 1:
         text = f"{folder / 'config.json'} names no one class (architectures: {named}); load it with a factory"
         raise error(Stage.SOURCE, Code.SOURCE_CORRUPT, text, file=folder)
-    _refuse_code_from_elsewhere(folder, config)
     kind = _class(folder, "transformers", named[0])
+    refuse_hub(folder / "config.json", config, kind.config_class.model_type)
 
     def build() -> nn.Module:
         module: nn.Module = kind(kind.config_class.from_pretrained(folder))
@@ -152,37 +152,6 @@ def _transformers_class(folder: Path, config: Json) -> _Found:
 
     prefix = f"{kind.base_model_prefix}."
     return _Found(kind.__name__, build, _STEMS["transformers"], {"": ("", prefix), prefix: ("",)})
-
-
-def _refuse_code_from_elsewhere(folder: Path, config: Json) -> None:
-    """Refuse a configuration by which transformers would ask a hub: for a kernel to run, or for a backbone."""
-    parts: list[Json] = [config]
-    while parts:
-        part = parts.pop()
-        if _has_backbone_elsewhere(part):
-            text = f"{folder / 'config.json'} names the backbone {part['backbone']}, which transformers would ask a hub"
-            text += " for; that is never done here: put the backbone's own configuration into backbone_config"
-            raise error(Stage.SOURCE, Code.UNSUPPORTED, text, file=folder)
-        for name, value in part.items():
-            if isinstance(value, Mapping):
-                parts.append(value)
-            if not str(name).endswith(_IMPLEMENTATION):
-                continue
-            for each in value.values() if isinstance(value, Mapping) else [value]:
-                if "/" in str(each):
-                    text = (
-                        f"{folder / 'config.json'} names code to fetch and run, {name} {each}, which is never done here"
-                    )
-                    raise error(Stage.SOURCE, Code.UNSUPPORTED, f"{text}; take the entry out", file=folder)
-
-
-def _has_backbone_elsewhere(part: Json) -> bool:
-    """Whether a backbone is named without its configuration, and not as one that timm has."""
-    named = part.get("backbone")
-    if not isinstance(named, str) or isinstance(part.get("backbone_config"), Mapping):
-        return False
-    of_timm = part.get("use_timm_backbone") is True and not part.get("backbone_kwargs")
-    return "/" in named or not (of_timm or part.get("model_type") == "timm_backbone")
 
 
 def _finished(found: _Found, source: Path, dtype: torch.dtype | None, memory: SourceMemory | None) -> ModelSource:
