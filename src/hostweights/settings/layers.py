@@ -11,9 +11,10 @@ from typing import Final
 import msgspec
 
 from hostweights.messages.base import Record
-from hostweights.messages.config import Config
+from hostweights.messages.config import Config, check_remote
 from hostweights.messages.failure import printable
-from hostweights.settings.catalog import FIELDS, NAMES, SECTIONS, joined, refused, settled, unknown
+from hostweights.messages.remote_url import without_secrets
+from hostweights.settings.catalog import FIELDS, NAMES, REMOTE_URL, SECTIONS, joined, refused, settled, unknown
 from hostweights.settings.combinations import refuse_wrong_combinations
 
 PREFIX: Final = "HOSTWEIGHTS_"
@@ -65,7 +66,7 @@ class Settings:
         return tuple(
             Setting(
                 name=name,
-                value=msgspec.Raw(msgspec.json.encode(_shown(each.value))),
+                value=msgspec.Raw(msgspec.json.encode(_shown(name, each.value))),
                 origin=each.origin,
                 place=each.place,
             )
@@ -74,19 +75,26 @@ class Settings:
 
     @property
     def config(self) -> Config:
-        """The typed whole. Raises HostWeightsError(invalid_config): a root that nobody set, a wrong combination."""
+        """The typed whole.
+
+        Raises HostWeightsError(invalid_config): a root that nobody set, a remote's URL that cannot be used, a wrong
+        combination.
+        """
         for name, each in self._found.items():
             if each.origin is Origin.UNSET:
                 raise refused(f"{name} is not set: set {variable_of(name)}, --{name}, or {name} in the file", name=name)
         config = msgspec.convert(_nested(joined({name: each.value for name, each in self._found.items()})), Config)
         set_ = {name for name, each in self._found.items() if each.origin is not Origin.DEFAULT}
+        check_remote(config, config.mode)
         refuse_wrong_combinations(config, set_)
         return config
 
 
-def _shown(value: object) -> object:
-    """A path may hold bytes that JSON cannot."""
-    return printable(value) if isinstance(value, str) else value
+def _shown(name: str, value: object) -> object:
+    """A path may hold bytes that JSON cannot, a URL what nobody may see."""
+    if not isinstance(value, str):
+        return value
+    return printable(without_secrets(value) if name == REMOTE_URL else value)
 
 
 def variable_of(name: str) -> str:
