@@ -81,3 +81,15 @@ def test_D5_without_a_remote_push_says_which_setting_is_missing(file: Path) -> N
     done = run("push", KEY)
     assert done.exit_code == 2
     assert "remote.url" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["list"], ["gc", "--yes"], ["pull", KEY], ["push", KEY], ["warm", "nowhere"]])
+def test_D5_a_root_of_the_file_that_depends_on_the_working_directory_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    published(open_store(file.parent / "store")).close()
+    monkeypatch.chdir(file.parent)
+    file.write_text('root = "store"\n[remote]\nurl = "memory://x"\n')
+    done = run(*words)
+    assert done.exit_code == 2
+    assert "root = 'store' is no absolute path" in done.stderr

@@ -262,6 +262,11 @@ def test_D6_mode_disabled_goes_with_everything(case: str) -> None:
     assert config.mode is Mode.DISABLED
 
 
+@pytest.mark.parametrize("values", [{"root": "rel"}, {"root": ROOT, "remote": {"url": "nope"}}])
+def test_D6_mode_disabled_goes_with_what_it_does_not_use(values: dict[str, object]) -> None:
+    assert read_config(environment={}, values={"mode": "disabled", **values}).mode is Mode.DISABLED
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -400,6 +405,11 @@ def test_D6_the_command_speaks_json(clean: pytest.MonkeyPatch) -> None:
     [
         ((), 1, "root is not set"),
         (("--set", f"root={ROOT}", "--set", "runtime.journal=" + ROOT + "/j"), 1, "runtime.journal.path = "),
+        (("--set", "root=rel"), 1, "root = 'rel' is no absolute path"),
+        (("--set", "root=~/x"), 1, "root = '~/x' is no absolute path"),
+        (("--set", f"root={ROOT}", "--set", "remote.url=nope"), 1, "the remote must be a URL"),
+        (("--set", f"root={ROOT}", "--set", "remote.url=http://u:p@h/x"), 1, "has credentials"),
+        (("--set", f"root={ROOT}", "--set", "remote.url=http://h/x?t=1"), 1, "a query"),
         (("--set", "rot=/x"), 2, "did you mean root?"),
         (("--set", "root"), 2, "NAME=VALUE"),
         (("--file", "/no/such.toml"), 2, "/no/such.toml cannot be read"),

@@ -1,5 +1,6 @@
 """E1: ``hostweights demo`` on the real MiniLM weights, as a user runs it."""
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -69,9 +70,11 @@ def test_E1_every_worker_streams_through_the_ring(shown: DemoResult) -> None:
 
 
 def test_E1_the_table_names_what_matters(tmp_path: Path) -> None:
-    done = demo("--root", str(tmp_path / "store"), "--workers", "3")
+    relative = os.path.relpath(tmp_path / "store")
+    done = demo("--root", relative, "--workers", "3")
 
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "store" / "domain.json").exists()
     for words in ("cold start", "warm start", "0.655", "0.091", "to the bit: yes", "leaked: nothing"):
         assert words in done.stdout
 

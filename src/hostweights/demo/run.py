@@ -63,7 +63,7 @@ async def run_demo(settings: DemoSettings, on_progress: OnProgress) -> DemoResul
             text = f"could not make the directory {settings.journals} for journals: {refused.strerror}; name another"
             raise error(Stage.CONFIGURATION, Code.IO_ERROR, text) from refused
     model = find_model(settings.model)
-    root = settings.root or Path(tempfile.mkdtemp(prefix="hostweights-demo-"))
+    root = settings.root.absolute() if settings.root is not None else Path(tempfile.mkdtemp(prefix="hostweights-demo-"))
     try:
         return await _run_workers(settings, model, root, on_progress)
     finally:

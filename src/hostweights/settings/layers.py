@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from hostweights.messages.base import Record
-from hostweights.messages.config import Config, check_remote
+from hostweights.messages.config import Config, Mode, check_remote
 from hostweights.messages.failure import printable
 from hostweights.messages.remote_url import without_secrets
 from hostweights.settings.catalog import FIELDS, NAMES, REMOTE_URL, SECTIONS, joined, refused, settled, unknown
@@ -77,14 +77,17 @@ class Settings:
     def config(self) -> Config:
         """The typed whole.
 
-        Raises HostWeightsError(invalid_config): a root that nobody set, a remote's URL that cannot be used, a wrong
-        combination.
+        Raises HostWeightsError(invalid_config): a root that nobody set, a wrong combination, and, but in mode disabled,
+        what a load would refuse: a root that is no absolute path, a remote's URL that cannot be used.
         """
         for name, each in self._found.items():
             if each.origin is Origin.UNSET:
                 raise refused(f"{name} is not set: set {variable_of(name)}, --{name}, or {name} in the file", name=name)
         config = msgspec.convert(_nested(joined({name: each.value for name, each in self._found.items()})), Config)
         set_ = {name for name, each in self._found.items() if each.origin is not Origin.DEFAULT}
+        if config.mode is not Mode.DISABLED and not Path(config.root).is_absolute():
+            where = "and would depend on the working directory; write it out, and the home directory for ~"
+            raise refused(f"root = {config.root!r} is no absolute path, {where}", name="root")
         check_remote(config, config.mode)
         refuse_wrong_combinations(config, set_)
         return config
