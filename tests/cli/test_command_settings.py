@@ -93,3 +93,28 @@ def test_D5_a_root_of_the_file_that_depends_on_the_working_directory_is_refused(
     done = run(*words)
     assert done.exit_code == 2
     assert "root = 'store' is no absolute path" in done.stderr
+
+
+def test_D5_doctor_looks_at_the_root_of_the_settings_and_else_at_the_users(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(file.parent))
+
+    def looked_at(*words: str) -> str:
+        found: str = json.loads(run("doctor", "--json", *words).stdout)["readings"]["root"]
+        return found
+
+    assert looked_at() == f"{file.parent}/store"
+    assert looked_at("--root", f"{file.parent}/other") == f"{file.parent}/other"
+    file.write_text("")
+    assert looked_at() == f"{file.parent}/.cache/hostweights"
+
+
+@pytest.mark.parametrize(
+    "text", ["[capacty]\n", 'root = "store"\n', "[capacity]\nmax_artifact_bytes = 2\nmax_store_bytes = 1"]
+)
+def test_D5_doctor_says_no_to_settings_that_no_load_takes(file: Path, text: str) -> None:
+    file.write_text(text)
+    done = run("doctor", "--json")
+    assert done.exit_code == 2
+    assert "[configuration/invalid_config]" in done.stderr
