@@ -14,7 +14,7 @@ from .remote_url import wrong_url
 
 
 class Mode(StrEnum):
-    """What the host weight runtime may do."""
+    """What a load may do. ``warm`` and the commands on a store do what they are asked in every mode."""
 
     DISABLED = "disabled"
     """Touch nothing: no probe, no directory; load canonically."""

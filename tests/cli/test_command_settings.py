@@ -65,6 +65,15 @@ def test_D5_warm_keeps_the_limits_of_the_file_unless_told_otherwise(
     assert json.loads(done.stdout)[0]["directory"].startswith(str(file.parent / "store"))
 
 
+def test_D5_warm_publishes_in_every_mode_and_says_so(file: Path) -> None:
+    checkpoint = save(file.parent / "model.safetensors", seeded(Stack()).state_dict())
+    file.write_text(f'root = "{file.parent}/store"\nmode = "disabled"\n')
+    done = run("warm", checkpoint, "--factory", FACTORY, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)[0]["built"] is True
+    assert "mode is for loads: this publishes in every one" in " ".join(run("warm", "--help").stdout.split())
+
+
 def test_D5_push_and_pull_know_the_remote_of_the_file(file: Path) -> None:
     published(open_store(file.parent / "store")).close()
     sent = run("push", KEY, "--json")

@@ -65,8 +65,9 @@ def warm(
 ) -> None:
     """Publish a checkpoint without a serving model, in bounded memory.
 
-    Nothing is done for an artifact that is there. Exit code 0 when every artifact is ready, 2 on bad input or a
-    failure, 130 when interrupted; then nothing half-made is left. With --ray the exit code is 2 if any node failed.
+    Nothing is done for an artifact that is there. The setting mode is for loads: this publishes in every one. Exit code
+    0 when every artifact is ready, 2 on bad input or a failure, 130 when interrupted; then nothing half-made is left.
+    With --ray the exit code is 2 if any node failed.
 
     Example: hostweights warm /models/FLUX.2-klein-4B --root /var/cache/hostweights --component transformer
     """
