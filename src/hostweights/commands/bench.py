@@ -64,8 +64,11 @@ def bench(
 
 def _subject(place: Path, model: Path | None, component: str | None, inputs: str | None, wanted_bytes: int) -> object:
     from hostweights.bench.subject import model_in, stack_of
+    from hostweights.commands.named import callable_named
 
-    return stack_of(wanted_bytes, place) if model is None else model_in(model, component, inputs)
+    if model is None:
+        return stack_of(wanted_bytes, place)
+    return model_in(model, component, None if inputs is None else callable_named("--inputs", inputs))
 
 
 def _measured(

@@ -114,7 +114,9 @@ def _sources(
         text = "--dtype is for the classes of a directory; with --factory, build the model in that dtype"
         raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
     if factory is not None:
-        return [describe_factory(_factory(factory), directory)]
+        from hostweights.commands.named import callable_named
+
+        return [describe_factory(callable_named("--factory", factory), directory)]
     wanted = None if dtype is None else _torch_dtype(dtype)
     names = components or list_components(directory)
     if not names:
@@ -132,24 +134,6 @@ def _torch_dtype(dtype: Dtype) -> "torch.dtype":
             return torch.float16
         case Dtype.BFLOAT16:
             return torch.bfloat16
-
-
-def _factory(text: str) -> "Callable[[], torch.nn.Module]":
-    import importlib
-    import sys
-
-    from hostweights.messages.failure import Code, Stage, error
-
-    module, _, name = text.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Callable[[], torch.nn.Module] = vars(importlib.import_module(module))[name]
-    except (ImportError, ValueError, KeyError) as problem:
-        wrong = f"--factory {text} leads to nothing ({type(problem).__name__}: {problem}); expected MODULE:CALLABLE"
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong) from problem
-    finally:
-        sys.path.pop(0)
-    return found
 
 
 def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors: "Console") -> "list[Warmed]":
