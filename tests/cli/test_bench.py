@@ -140,6 +140,11 @@ def test_E5_a_model_without_known_inputs_is_measured_as_far_as_that_goes(monkeyp
         (("--size", "1M", "--device", "toaster"), "toaster"),
         (("--size", "900T"), "--size asks for 989560464998400 bytes of weights"),
         (("nosuite", "--report", "x.html"), "--report is for bench without a suite"),
+        (("nosuite", "--size", "192M"), "--size is for bench without a suite"),
+        (("nosuite", "--trace", "x.json"), "--trace is for bench without a suite"),
+        (("--component", "x"), "--component is for a model of --model"),
+        (("--inputs", "a:b"), "--inputs is for a model of --model"),
+        (("--model", "/no/such", "--size", "1M"), "--size is for blocks with random weights"),
     ],
 )
 def test_E5_what_cannot_be_done_is_said_in_one_line(options: tuple[str, ...], words: str) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing
 from hostweights.commands.store_output import size_bytes
 
 if TYPE_CHECKING:
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from hostweights.bench.results import Measurement
 
 
+_MEASURES = ("model", "component", "inputs", "size", "device", "slots", "forwards", "root", "trace")
+"""What a suite has no use for."""
+
+
 def bench(
+    context: typer.Context,
     suite: Annotated[
         str | None, typer.Argument(help="A suite of the repository's benchmarks/ (default: measure this machine).")
     ] = None,
@@ -48,7 +53,12 @@ def bench(
         if suite is not None:
             from hostweights.commands.bench_suite import run_suite
 
+            refuse_unused(context, _MEASURES, f"is for bench without a suite, and {suite} measures what it measures")
             raise typer.Exit(run_suite(suite, report, as_json=as_json))
+        if model is None:
+            refuse_unused(context, ("component", "inputs"), "is for a model of --model, and none is given")
+        else:
+            refuse_unused(context, ("size",), "is for blocks with random weights, and --model is given")
         wanted_bytes = size_bytes(size)
         found, events = _measured(
             root, lambda place: _subject(place, model, component, inputs, wanted_bytes), device, slots, forwards

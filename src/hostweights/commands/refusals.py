@@ -1,6 +1,6 @@
 """How a command says why it could not do what it was asked to, and the options that all commands have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -33,6 +33,20 @@ def refusing(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED if failed.code is Code.CANCELLED else REFUSED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise HostWeightsError(invalid_config) for the first of these parameters that the command line gives.
+
+    An option that changes nothing is a misunderstanding of whoever gave it.
+    """
+    from hostweights.messages.failure import Code, Stage, error
+
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            text = f"--{name.replace('_', '-')} {why}; leave it out"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def say(failed: "HostWeightsError") -> None:

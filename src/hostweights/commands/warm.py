@@ -11,7 +11,7 @@ import typer
 
 from hostweights.commands.layered import layered_config
 from hostweights.commands.progress import Work
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing
 from hostweights.messages.config import PackingPolicy, Representation
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Dtype(StrEnum):
 
 
 def warm(
+    context: typer.Context,
     directory: Annotated[
         Path, typer.Argument(help="A diffusers or transformers directory; with --factory any safetensors checkpoint.")
     ],
@@ -77,6 +78,8 @@ def warm(
     with refusing(debug=debug):
         if ray:
             _everywhere(errors)
+        if factory is not None:
+            refuse_unused(context, ("component", "variant"), "is for a directory's own classes, and --factory is given")
         config = layered_config(root, production__packing=packing, representation=representation)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
