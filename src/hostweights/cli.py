@@ -12,7 +12,7 @@ from hostweights.commands.config import config
 from hostweights.commands.doctor import doctor
 from hostweights.commands.pull import pull
 from hostweights.commands.push import push
-from hostweights.commands.refusals import REFUSED, AsJson, Debug, print_json, refusing, say_bug
+from hostweights.commands.refusals import REFUSED, AsJson, Debug, print_json, refusing, root_path, say_bug
 from hostweights.commands.replay import replay
 from hostweights.commands.store_list import list_store
 from hostweights.commands.store_remove import gc, rm
@@ -51,7 +51,9 @@ def demo(
         Path | None, typer.Option(help="Directory of a BERT-like sentence encoder (default: the installed MiniLM).")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes; the first one starts cold.")] = 2,
-    root: Annotated[Path | None, typer.Option(help="Store to use and keep (default: a temporary one).")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Store to use and keep (default: a temporary one).", parser=root_path)
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary store.")] = False,
     journals: Annotated[
         Path | None, typer.Option(help="Record every message of each worker into a new file in this directory.")

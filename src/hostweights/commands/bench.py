@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing, root_path
 from hostweights.commands.store_output import size_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def bench(
     device: Annotated[str, typer.Option(help="Stream to this device, such as cuda.")] = "cpu",
     slots: Annotated[int, typer.Option(min=2, max=64, help="Slots to stream through.")] = 2,
     forwards: Annotated[int, typer.Option(min=1, max=1000, help="Forwards to record.")] = 3,
-    root: Annotated[Path | None, typer.Option(help="Store to use and keep (default: a temporary one).")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Store to use and keep (default: a temporary one).", parser=root_path)
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with timeline, stalls and memory.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for chrome://tracing or Perfetto.")] = None,
     as_json: AsJson = False,

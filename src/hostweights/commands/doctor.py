@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hostweights.commands.layered import layered_config_of_user
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing, root_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ def doctor(
         typer.Option(
             help="The store, there or not (default: the setting root, else ~/.cache/hostweights).",
             envvar="HOSTWEIGHTS_ROOT",
+            parser=root_path,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -14,6 +15,13 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a fa
 
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
+
+
+def root_path(text: str) -> Path:
+    """What ``--root`` names; an empty one, as an unset variable of a shell gives, is not the working directory."""
+    if not text:
+        raise typer.BadParameter("it is empty; expected a directory, and . for the working directory")
+    return Path(text)
 
 
 @contextmanager

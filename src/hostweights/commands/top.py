@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing, root_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 def top(
-    root: Annotated[Path | None, typer.Option(help="Show the processes of this store only.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Show the processes of this store only.", parser=root_path)] = None,
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, max=3600.0, help="Seconds between looks.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Look twice, an interval apart, print one table and end.")

@@ -11,7 +11,7 @@ import typer
 
 from hostweights.commands.layered import layered_config
 from hostweights.commands.progress import Work
-from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing, root_path
 from hostweights.messages.config import PackingPolicy, Representation
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def warm(
     ],
     root: Annotated[
         Path | None,
-        typer.Option(help="The store to publish into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT"),
+        typer.Option(
+            help="The store to publish into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT", parser=root_path
+        ),
     ] = None,
     component: Annotated[
         list[str] | None, typer.Option(help="Component of a pipeline; may be repeated (default: all of them).")
