@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -107,7 +108,10 @@ def converted(field: Field, value: object, place: str, *, text: bool) -> object:
         return msgspec.convert(value, field.type, strict=not text)
     except (msgspec.ValidationError, UnicodeEncodeError) as found:
         shown = without_secrets(repr(value)) if field.name == REMOTE_URL else repr(value)
-        raise refused(f"{place} sets {field.name} to {shown}: {found}", name=field.name) from found
+        known = ""
+        if isinstance(field.type, type) and issubclass(field.type, StrEnum):
+            known = f"; expected one of {', '.join(field.type)}"
+        raise refused(f"{place} sets {field.name} to {shown}: {found}{known}", name=field.name) from found
 
 
 def _size_bytes(name: str, text: str, place: str) -> object:

@@ -57,8 +57,9 @@ class _Found:
 class Settings:
     """The layers, put together. ``rows`` can be shown also when ``config`` cannot be made."""
 
-    def __init__(self, found: Mapping[str, _Found]) -> None:
+    def __init__(self, found: Mapping[str, _Found], flag: str) -> None:
         self._found = dict(found)
+        self._flag = flag
 
     @property
     def rows(self) -> tuple[Setting, ...]:
@@ -82,7 +83,8 @@ class Settings:
         """
         for name, each in self._found.items():
             if each.origin is Origin.UNSET:
-                raise refused(f"{name} is not set: set {variable_of(name)}, --{name}, or {name} in the file", name=name)
+                ways = f"{variable_of(name)}, {self._flag}{name}, or {name} in the file"
+                raise refused(f"{name} is not set: set {ways}", name=name)
         config = msgspec.convert(_nested(joined({name: each.value for name, each in self._found.items()})), Config)
         set_ = {name for name, each in self._found.items() if each.origin is not Origin.DEFAULT}
         if config.mode is not Mode.DISABLED and not Path(config.root).is_absolute():
@@ -122,13 +124,15 @@ def read_settings(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
     values: Mapping[str, object] | None = None,
+    flag: str = "--",
 ) -> Settings:
     """Lay defaults, file, environment, flags and values over each other; the last one that sets a name wins.
 
     ``file`` is a TOML file (default: the one that HOSTWEIGHTS_CONFIG names, if any). ``environment`` is this process's
-    by default; an empty variable sets nothing. ``flags`` are by dotted name, None sets nothing. ``values`` is a dict
-    as ``Config`` is nested, or by dotted names, typed as ``Config`` is. Raises HostWeightsError(invalid_config) for an
-    unknown name (with the nearest known one), a value that does not fit, and a file that is none.
+    by default; an empty variable sets nothing. ``flags`` are by dotted name, None sets nothing; ``flag`` is what stands
+    before that name on the command line. ``values`` is a dict as ``Config`` is nested, or by dotted names, typed as
+    ``Config`` is. Raises HostWeightsError(invalid_config) for an unknown name (with the nearest known one), a value
+    that does not fit, and a file that is none.
     """
     environment = os.environ if environment is None else environment
     if file is None and environment.get(FILE_VARIABLE):
@@ -147,10 +151,10 @@ def read_settings(
         if value is not None and name not in NAMES:
             raise unknown(name, "the command line", list(NAMES))
         if value is not None:
-            put(name, value, f"--{name}", Origin.FLAG, f"--{name}")
+            put(name, value, f"{flag}{name}", Origin.FLAG, f"{flag}{name}")
     for name, value in _flat(values or {}, "the dict"):
         put(name, value, "the dict", Origin.DICT, "")
-    return Settings(found)
+    return Settings(found, flag)
 
 
 def _default(name: str) -> _Found:
