@@ -1,7 +1,6 @@
 """The ``hostweights`` command. Exit codes: 0 done; 1 the result is not what it must be; 2 bad input or a failure."""
 
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +25,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_e
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(version("hostweights"))
         raise typer.Exit
 
