@@ -439,6 +439,15 @@ def test_D6_layers_have_an_order() -> None:
     assert all(first != second for first, second in pairwise(Origin))
 
 
+def test_D6_a_wait_without_end_is_shown_as_what_sets_it() -> None:
+    settings = read_settings(environment={"HOSTWEIGHTS_WAIT_BUILD_S": "inf", "HOSTWEIGHTS_ROOT": ROOT})
+    (shown,) = [json.loads(bytes(row.value)) for row in settings.rows if row.name == "wait.build_s"]
+
+    assert shown == "inf"
+    again = read_settings(environment={"HOSTWEIGHTS_WAIT_BUILD_S": shown, "HOSTWEIGHTS_ROOT": ROOT})
+    assert again.config == settings.config
+
+
 def test_D6_a_root_that_is_not_unicode_can_be_shown() -> None:
     (row, *_) = read_settings(environment={"HOSTWEIGHTS_ROOT": "/srv/\udcff"}).rows
 

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -96,7 +97,9 @@ class Settings:
 
 
 def _shown(name: str, value: object) -> object:
-    """A path may hold bytes that JSON cannot, a URL what nobody may see."""
+    """A path may hold bytes that JSON cannot, a URL what nobody may see; JSON has no word for a wait without end."""
+    if value == inf:
+        return "inf"
     if not isinstance(value, str):
         return value
     return printable(without_secrets(value) if name == REMOTE_URL else value)
