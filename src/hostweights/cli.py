@@ -76,14 +76,14 @@ def demo(
     from hostweights.demo.display import ProgressView, render
     from hostweights.demo.run import DemoSettings, run_demo
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
     settings = DemoSettings(model=model, workers=workers, root=root, keep=keep, journals=journals)
     with refusing(debug=debug), ProgressView(errors, workers) as view:
         result = anyio.run(run_demo, settings, view.show)
     if as_json:
         print_json(result)
     else:
-        Console().print(render(result))
+        Console(emoji=False).print(render(result))
     if not result.ok:
         raise typer.Exit(1)
 

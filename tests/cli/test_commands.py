@@ -184,6 +184,17 @@ def test_E1_an_empty_root_is_not_the_working_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_E1_a_path_is_shown_as_it_is(tmp_path: Path) -> None:
+    checkpoint = tiny_model.make_checkpoint(tmp_path)
+    root = tmp_path / "a:x:[b]"
+    options = ["--root", str(root), "--factory", "tiny_model:Tiny"]
+    made = CliRunner().invoke(app, ["warm", str(checkpoint), *options], env={"COLUMNS": "200"})
+    refused = CliRunner().invoke(app, ["list", "--root", f"{root}:x:"], env={"COLUMNS": "200"})
+
+    assert f"  {root}/artifacts/" in made.stdout
+    assert f"{root}:x: is no directory" in refused.stderr
+
+
 def test_E1_an_empty_variable_names_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTWEIGHTS_ROOT", "")
     assert "root is not set" in CliRunner().invoke(app, ["list"]).stderr

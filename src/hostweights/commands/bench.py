@@ -95,7 +95,7 @@ def _measured(
     from hostweights.bench.subject import Subject
     from hostweights.messages.config import Config
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
 
     def say(text: str) -> None:
         errors.print(text, markup=False, highlight=False)
@@ -155,7 +155,7 @@ def _show(found: "Measurement") -> None:
     table = Table("", "", title=f"{found.model} on {found.machine}", title_justify="left", show_header=False)
     for name, cell in rows:
         table.add_row(name, cell)
-    console = Console()
+    console = Console(emoji=False)
     console.print(table, markup=False)
     if found.note:
         console.print(found.note, markup=False, highlight=False)

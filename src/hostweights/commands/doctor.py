@@ -46,7 +46,7 @@ def doctor(
     if as_json:
         print_json({"verdicts": verdicts, "readings": readings})
     else:
-        Console().print(view(verdicts))
+        Console(emoji=False).print(view(verdicts))
     if any(verdict.state is State.FAILURE for verdict in verdicts):
         raise typer.Exit(1)
 

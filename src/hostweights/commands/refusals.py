@@ -77,4 +77,4 @@ def print_json(result: object) -> None:
 def _line(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True).print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)

@@ -66,7 +66,7 @@ async def _once(root: str | None, interval_s: float, *, as_json: bool) -> None:
     if as_json:
         print_json({"processes": shown, "unreachable": failed})
     else:
-        console = Console()
+        console = Console(emoji=False)
         console.print(view(shown, failed, console.width))
 
 

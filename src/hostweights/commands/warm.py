@@ -76,7 +76,7 @@ def warm(
     """
     from rich.console import Console
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
     with refusing(debug=debug):
         if ray:
             _everywhere(errors)
@@ -88,7 +88,7 @@ def warm(
     if as_json:
         print_json(results)
     else:
-        _show(Console(), results)
+        _show(Console(emoji=False), results)
 
 
 def _everywhere(errors: "Console") -> None:
