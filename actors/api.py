@@ -16,7 +16,7 @@ from ..hwr.records import ModelRecord
 from ..hwr.source_memory import SourceMemory
 from ..messages.base import Message
 from ..messages.budget import Budget
-from ..messages.config import Config, Mode, checked_config, checked_mode
+from ..messages.config import Config, Mode, check_remote, checked_config, checked_mode
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.publisher import Publish
@@ -71,7 +71,8 @@ class HostWeights:
     def __init__(self, config: Config, *, instruments: Instruments | None = None) -> None:
         """``instruments`` count and trace every message of the four actors; without them that costs nothing.
 
-        Raises HostWeightsError(invalid_config) for a setting that is not what its type says.
+        Raises HostWeightsError(invalid_config) for a setting that is not what its type says, and for a remote's URL
+        that holds credentials or is none.
         """
         self._config = checked_config(config)
         self._assembly = Assembly(self._config, instruments)
@@ -137,6 +138,7 @@ class HostWeights:
         """
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else checked_mode(mode)
+        check_remote(self._config, mode)
         entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
         if together is not None and len(together.ranks) > 1 and mode is not Mode.DISABLED:
             entry.agreement = Agreement(together.ranks, together.join_s)

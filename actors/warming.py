@@ -65,8 +65,8 @@ def warm(
     """Publish the artifact that ``HostWeights.load`` of the same arguments looks for, unless it is there.
 
     Holds two tensors and some chunks of the checkpoint at a time, whatever the model's size. With a record ``for_rank``
-    the factory may build the whole model, of which the rank's share is published. Cancelling the budget, or an error,
-    leaves nothing behind. Raises HostWeightsError.
+    the factory may build the whole model, of which the rank's share is published. ``config.mode`` is for loads, and not
+    looked at. Cancelling the budget, or an error, leaves nothing behind. Raises HostWeightsError.
     """
     begun = time.monotonic()
     config = checked_config(config)

@@ -10,10 +10,11 @@ from msgspec import Meta
 from .base import Path, Record
 from .failure import Code, Stage, error
 from .journal import JournalPolicy
+from .remote_url import wrong_url
 
 
 class Mode(StrEnum):
-    """What the host weight runtime may do."""
+    """What a load may do. ``warm`` and the commands on a store do what they are asked in every mode."""
 
     DISABLED = "disabled"
     """Touch nothing: no probe, no directory; load canonically."""
@@ -135,12 +136,25 @@ def checked_config(config: Config) -> Config:
     """The same settings, each of its type: nothing checks a record that is made in Python, and a text is no Mode.
 
     What is equal by value is taken: ``"full"`` for ``Validation.FULL``, a path object for its text. Raises
-    HostWeightsError(invalid_config) for all else, naming the setting.
+    HostWeightsError(invalid_config) for all else, naming the setting, and for a remote's URL that no remote has or that
+    holds credentials.
     """
     try:
-        return msgspec.convert(msgspec.to_builtins(config, builtin_types=_BINARY, enc_hook=os.fspath), Config)
+        checked = msgspec.convert(msgspec.to_builtins(config, builtin_types=_BINARY, enc_hook=os.fspath), Config)
     except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as found:
         raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"a setting is not what it must be: {found}") from found
+    check_remote(checked, checked.mode)
+    return checked
+
+
+def check_remote(config: Config, mode: Mode) -> None:
+    """Raise HostWeightsError(invalid_config) for a remote's URL that cannot be used, before anything is made.
+
+    Not with mode disabled, the switch for a hurry, which asks no remote.
+    """
+    wrong = None if config.remote.url is None or mode is Mode.DISABLED else wrong_url(config.remote.url)
+    if wrong is not None:
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong)
 
 
 def checked_mode(mode: Mode) -> Mode:

@@ -24,7 +24,7 @@ from ...hwr.locality import describe_mount, filesystem_of
 from ...hwr.locks import acquire, open_lock_file
 from ...hwr.numa import memory_nodes
 from ...hwr.store_files import Place
-from ...hwr.trust import check_root
+from ...hwr.trust import check_root, check_way
 from ...messages.failure import Code, HostWeightsError, Stage, error, printable
 from .gpu_probes import probe_gpu
 from .readings import GpuReading, Readings
@@ -95,6 +95,8 @@ def _filesystem(place: Path, root: Path) -> tuple[str, str]:
         try:
             if place == root:
                 check_root(Place(fd, os.path.realpath(root)), root.absolute())
+            else:
+                check_way(root.absolute(), Path(os.path.realpath(root)))
             return filesystem_of(fd, str(root)), ""
         finally:
             os.close(fd)

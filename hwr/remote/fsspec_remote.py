@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Generator, Iterator
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 from ...messages.config import RemotePolicy
 from ...messages.failure import Code, HostWeightsError, Stage, error
+from ...messages.remote_url import wrong_url
 from ..filesystem import files
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ _DENIED: Final = frozenset({401, 403})
 _ABSENT: Final = frozenset({404, 410})
 _RANGE_REFUSED: Final = 416
 _PARTIAL: Final = 206
-_BEFORE_QUERY: Final = re.compile(r"[^?#]*")
-_USER: Final = re.compile(r"://[^/]*@")
 
 
 class FsspecRemote:
@@ -228,8 +226,10 @@ def open_remote(policy: RemotePolicy) -> FsspecRemote:
     url = policy.url
     if url is None:
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, "no remote is configured; set remote.url")
-    _check_url(url)
-    scheme = _scheme(url)
+    wrong = wrong_url(url)
+    if wrong is not None:
+        raise error(Stage.REMOTE, Code.INVALID_CONFIG, wrong)
+    scheme = urlsplit(url).scheme
     try:
         from fsspec.core import url_to_fs
 
@@ -247,26 +247,3 @@ def open_remote(policy: RemotePolicy) -> FsspecRemote:
         text = f"fsspec's {scheme} makes nothing of {url} ({type(problem).__name__}); expected its own form of URL"
         raise error(Stage.REMOTE, Code.INVALID_CONFIG, text) from None
     return FsspecRemote(filesystem, root, url, policy.timeout_s)
-
-
-def _check_url(url: str) -> None:
-    """Refuse what must not be shown, in every URL of a chain (``simplecache::https://host/weights``)."""
-    plain = _BEFORE_QUERY.match(url)
-    assert plain is not None  # it matches everything
-    shown = _USER.sub("://", plain[0])
-    if shown != url:
-        text = (
-            f"the remote {shown} has credentials, a query or a fragment in its URL, where logs would show them; give "
-            "credentials in the environment or in the configuration of fsspec"
-        )
-        raise error(Stage.REMOTE, Code.INVALID_CONFIG, text)
-    if not _scheme(url):
-        text = f"the remote must be a URL, found {url!r}; for a directory write file://{url}"
-        raise error(Stage.REMOTE, Code.INVALID_CONFIG, text)
-
-
-def _scheme(url: str) -> str:
-    try:
-        return urlsplit(url).scheme
-    except ValueError as problem:
-        raise error(Stage.REMOTE, Code.INVALID_CONFIG, f"the remote {url!r} is no URL: {problem}") from None

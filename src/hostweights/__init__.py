@@ -4,7 +4,6 @@ Names are imported when they are first used, so that the command line answers be
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
         plan_topology,
     )
 
-__version__ = version("hostweights")
+__version__: str
 
 __all__ = [
     "BERT_ENCODER",
@@ -113,6 +112,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        from importlib.metadata import version  # takes longer than all else here
+
+        return version("hostweights")
     module = import_module(f"{__name__}.messages")  # light; only what it lacks needs the actors, and so torch
     if name not in module.__all__:
         module = import_module(f"{__name__}.actors")

@@ -1,7 +1,6 @@
 """The ``hostweights`` command. Exit codes: 0 done; 1 the result is not what it must be; 2 bad input or a failure."""
 
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from hostweights.commands.config import config
 from hostweights.commands.doctor import doctor
 from hostweights.commands.pull import pull
 from hostweights.commands.push import push
-from hostweights.commands.refusals import REFUSED, AsJson, Debug, print_json, refusing, say_bug
+from hostweights.commands.refusals import REFUSED, AsJson, Debug, print_json, refusing, root_path, say_bug
 from hostweights.commands.replay import replay
 from hostweights.commands.store_list import list_store
 from hostweights.commands.store_remove import gc, rm
@@ -26,6 +25,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_e
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(version("hostweights"))
         raise typer.Exit
 
@@ -51,7 +52,9 @@ def demo(
         Path | None, typer.Option(help="Directory of a BERT-like sentence encoder (default: the installed MiniLM).")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes; the first one starts cold.")] = 2,
-    root: Annotated[Path | None, typer.Option(help="Store to use and keep (default: a temporary one).")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Store to use and keep (default: a temporary one).", parser=root_path)
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary store.")] = False,
     journals: Annotated[
         Path | None, typer.Option(help="Record every message of each worker into a new file in this directory.")
@@ -73,14 +76,14 @@ def demo(
     from hostweights.demo.display import ProgressView, render
     from hostweights.demo.run import DemoSettings, run_demo
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
     settings = DemoSettings(model=model, workers=workers, root=root, keep=keep, journals=journals)
     with refusing(debug=debug), ProgressView(errors, workers) as view:
         result = anyio.run(run_demo, settings, view.show)
     if as_json:
         print_json(result)
     else:
-        Console().print(render(result))
+        Console(emoji=False).print(render(result))
     if not result.ok:
         raise typer.Exit(1)
 

@@ -101,10 +101,20 @@ def test_E5_a_directory_of_ones_own_and_inputs_of_ones_own(tmp_path: Path, monke
     transformers.BertModel(shape).save_pretrained(tmp_path / "bert")
     (tmp_path / "own_inputs.py").write_text(
         "import torch\ndef of(module):\n    return {'input_ids': torch.arange(6).view(1, 6)}\n"
+        "def wrong(module):\n    return {'zzz': 1}\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     given = ("--model", "bert", "--json", "--root", "store")
 
+    for wrong, words in {
+        ("--inputs", "./x:y"): "--inputs ./x:y names no module",
+        ("--inputs", "os:getcwd"): "what --inputs names failed: TypeError",
+        ("--inputs", "own_inputs:wrong"): "the forward failed; see what --inputs gives it: ",
+    }.items():
+        refused = bench(*given, *wrong)
+        assert refused.exit_code == 2
+        assert words in refused.stderr
     for options in ((), ("--inputs", "own_inputs:of")):
         done = bench(*given, *options)
         assert done.exit_code == 0, done.output
@@ -128,7 +138,13 @@ def test_E5_a_model_without_known_inputs_is_measured_as_far_as_that_goes(monkeyp
         (("--model", "/no/such"), "/no/such"),
         (("--size", "1M", "--report", "/no/such/report.html"), "could not be written"),
         (("--size", "1M", "--device", "toaster"), "toaster"),
+        (("--size", "900T"), "--size asks for 989560464998400 bytes of weights"),
         (("nosuite", "--report", "x.html"), "--report is for bench without a suite"),
+        (("nosuite", "--size", "192M"), "--size is for bench without a suite"),
+        (("nosuite", "--trace", "x.json"), "--trace is for bench without a suite"),
+        (("--component", "x"), "--component is for a model of --model"),
+        (("--inputs", "a:b"), "--inputs is for a model of --model"),
+        (("--model", "/no/such", "--size", "1M"), "--size is for blocks with random weights"),
     ],
 )
 def test_E5_what_cannot_be_done_is_said_in_one_line(options: tuple[str, ...], words: str) -> None:

@@ -65,6 +65,15 @@ def test_D5_warm_keeps_the_limits_of_the_file_unless_told_otherwise(
     assert json.loads(done.stdout)[0]["directory"].startswith(str(file.parent / "store"))
 
 
+def test_D5_warm_publishes_in_every_mode_and_says_so(file: Path) -> None:
+    checkpoint = save(file.parent / "model.safetensors", seeded(Stack()).state_dict())
+    file.write_text(f'root = "{file.parent}/store"\nmode = "disabled"\n')
+    done = run("warm", checkpoint, "--factory", FACTORY, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)[0]["built"] is True
+    assert "mode is for loads: this publishes in every one" in " ".join(run("warm", "--help").stdout.split())
+
+
 def test_D5_push_and_pull_know_the_remote_of_the_file(file: Path) -> None:
     published(open_store(file.parent / "store")).close()
     sent = run("push", KEY, "--json")
@@ -81,3 +90,40 @@ def test_D5_without_a_remote_push_says_which_setting_is_missing(file: Path) -> N
     done = run("push", KEY)
     assert done.exit_code == 2
     assert "remote.url" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["list"], ["gc", "--yes"], ["pull", KEY], ["push", KEY], ["warm", "nowhere"]])
+def test_D5_a_root_of_the_file_that_depends_on_the_working_directory_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    published(open_store(file.parent / "store")).close()
+    monkeypatch.chdir(file.parent)
+    file.write_text('root = "store"\n[remote]\nurl = "memory://x"\n')
+    done = run(*words)
+    assert done.exit_code == 2
+    assert "root = 'store' is no absolute path" in done.stderr
+
+
+def test_D5_doctor_looks_at_the_root_of_the_settings_and_else_at_the_users(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(file.parent))
+
+    def looked_at(*words: str) -> str:
+        found: str = json.loads(run("doctor", "--json", *words).stdout)["readings"]["root"]
+        return found
+
+    assert looked_at() == f"{file.parent}/store"
+    assert looked_at("--root", f"{file.parent}/other") == f"{file.parent}/other"
+    file.write_text("")
+    assert looked_at() == f"{file.parent}/.cache/hostweights"
+
+
+@pytest.mark.parametrize(
+    "text", ["[capacty]\n", 'root = "store"\n', "[capacity]\nmax_artifact_bytes = 2\nmax_store_bytes = 1"]
+)
+def test_D5_doctor_says_no_to_settings_that_no_load_takes(file: Path, text: str) -> None:
+    file.write_text(text)
+    done = run("doctor", "--json")
+    assert done.exit_code == 2
+    assert "[configuration/invalid_config]" in done.stderr

@@ -167,6 +167,39 @@ def test_E1_a_failure_is_one_line_and_with_debug_a_traceback(command: str, tmp_p
     assert type(debugged.exception).__name__ == "HostWeightsError"
 
 
+ROOTED = {command for command in COMMANDS if any(each.name == "root" for each in COMMANDS[command].params)}
+
+
+@pytest.mark.parametrize("command", sorted(ROOTED))
+def test_E1_an_empty_root_is_not_the_working_directory(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["x" for each in COMMANDS[command].params if each.param_type_name == "argument" and each.required]
+    refused = CliRunner().invoke(app, [command, *arguments, "--root", ""], env={"COLUMNS": "200"})
+
+    assert refused.exit_code == 2
+    assert "--root" in refused.stderr
+    assert "it is empty; expected a directory" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_E1_a_path_is_shown_as_it_is(tmp_path: Path) -> None:
+    checkpoint = tiny_model.make_checkpoint(tmp_path)
+    root = tmp_path / "a:x:[b]"
+    options = ["--root", str(root), "--factory", "tiny_model:Tiny"]
+    made = CliRunner().invoke(app, ["warm", str(checkpoint), *options], env={"COLUMNS": "200"})
+    refused = CliRunner().invoke(app, ["list", "--root", f"{root}:x:"], env={"COLUMNS": "200"})
+
+    assert f"  {root}/artifacts/" in made.stdout
+    assert f"{root}:x: is no directory" in refused.stderr
+
+
+def test_E1_an_empty_variable_names_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOSTWEIGHTS_ROOT", "")
+    assert "root is not set" in CliRunner().invoke(app, ["list"]).stderr
+
+
 def test_E1_what_nobody_foresaw_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -145,7 +145,11 @@ def test_D6_unknown_names_are_refused_with_the_nearest(
         ({"toml": '[wait]\ndomain_s = "5"'}, ("wait.domain_s", "Expected `float`")),
         ({"toml": "wait = 5"}, ("wait", "section")),
         ({"toml": "root ="}, ("hostweights.toml", "no TOML")),
-        ({"environment": {"HOSTWEIGHTS_MODE": "prefered"}}, ("HOSTWEIGHTS_MODE", "prefered")),
+        (
+            {"environment": {"HOSTWEIGHTS_MODE": "prefered"}},
+            ("HOSTWEIGHTS_MODE", "prefered", "expected one of disabled, preferred, required"),
+        ),
+        ({"toml": 'production.packing = "yes"'}, ("production.packing", "expected one of off, on, auto")),
         ({"environment": {"HOSTWEIGHTS_PRODUCTION_ADOPT": "maybe"}}, ("HOSTWEIGHTS_PRODUCTION_ADOPT", "maybe")),
         ({"flags": {"capacity.max_store_bytes": "5 parsecs"}}, ("--capacity.max_store_bytes", "5 parsecs", "GiB")),
         ({"flags": {"capacity.max_store_bytes": "9" * 5000}}, ("--capacity.max_store_bytes", "GiB")),
@@ -260,6 +264,11 @@ def test_D6_mode_disabled_goes_with_everything(case: str) -> None:
     config = read_config(environment={"HOSTWEIGHTS_MODE": "disabled"}, flags={**values, "mode": None, "root": ROOT})
 
     assert config.mode is Mode.DISABLED
+
+
+@pytest.mark.parametrize("values", [{"root": "rel"}, {"root": ROOT, "remote": {"url": "nope"}}])
+def test_D6_mode_disabled_goes_with_what_it_does_not_use(values: dict[str, object]) -> None:
+    assert read_config(environment={}, values={"mode": "disabled", **values}).mode is Mode.DISABLED
 
 
 @pytest.mark.parametrize(
@@ -377,7 +386,7 @@ def test_D6_the_command_shows_each_value_and_its_origin(tmp_path: Path, clean: p
 
     assert done.exit_code == 0, done.output
     lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}
-    assert lines["root"] == [f'"{ROOT}"', "flag (--root)"]
+    assert lines["root"] == [f'"{ROOT}"', "flag (--set root)"]
     assert lines["mode"] == ['"required"', "environment (HOSTWEIGHTS_MODE)"]
     assert lines["wait.domain_s"] == ["5.0", f"file ({file})"]
     assert lines["wait.build_s"] == ["600.0", "default"]
@@ -391,15 +400,21 @@ def test_D6_the_command_speaks_json(clean: pytest.MonkeyPatch) -> None:
     rows = json.loads(done.stdout)
 
     assert done.exit_code == 0
-    assert rows[0] == {"name": "root", "value": ROOT, "origin": "flag", "place": "--root"}
+    assert rows[0] == {"name": "root", "value": ROOT, "origin": "flag", "place": "--set root"}
     assert [row["name"] for row in rows] == list(FIELDS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 1, "root is not set"),
+        ((), 1, "root is not set: set HOSTWEIGHTS_ROOT, --set root, or root in the file"),
+        (("--set", "mode=bad"), 2, "--set mode sets mode to 'bad'"),
         (("--set", f"root={ROOT}", "--set", "runtime.journal=" + ROOT + "/j"), 1, "runtime.journal.path = "),
+        (("--set", "root=rel"), 1, "root = 'rel' is no absolute path"),
+        (("--set", "root=~/x"), 1, "root = '~/x' is no absolute path"),
+        (("--set", f"root={ROOT}", "--set", "remote.url=nope"), 1, "the remote must be a URL"),
+        (("--set", f"root={ROOT}", "--set", "remote.url=http://u:p@h/x"), 1, "has credentials"),
+        (("--set", f"root={ROOT}", "--set", "remote.url=http://h/x?t=1"), 1, "a query"),
         (("--set", "rot=/x"), 2, "did you mean root?"),
         (("--set", "root"), 2, "NAME=VALUE"),
         (("--file", "/no/such.toml"), 2, "/no/such.toml cannot be read"),
@@ -422,6 +437,15 @@ def test_D6_the_command_refuses_in_one_line(
 def test_D6_layers_have_an_order() -> None:
     assert [origin.value for origin in Origin][1:5] == list(LAYERS)
     assert all(first != second for first, second in pairwise(Origin))
+
+
+def test_D6_a_wait_without_end_is_shown_as_what_sets_it() -> None:
+    settings = read_settings(environment={"HOSTWEIGHTS_WAIT_BUILD_S": "inf", "HOSTWEIGHTS_ROOT": ROOT})
+    (shown,) = [json.loads(bytes(row.value)) for row in settings.rows if row.name == "wait.build_s"]
+
+    assert shown == "inf"
+    again = read_settings(environment={"HOSTWEIGHTS_WAIT_BUILD_S": shown, "HOSTWEIGHTS_ROOT": ROOT})
+    assert again.config == settings.config
 
 
 def test_D6_a_root_that_is_not_unicode_can_be_shown() -> None:

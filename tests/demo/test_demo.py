@@ -1,5 +1,7 @@
 """E1: ``hostweights demo`` on the real MiniLM weights, as a user runs it."""
 
+import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -69,9 +71,11 @@ def test_E1_every_worker_streams_through_the_ring(shown: DemoResult) -> None:
 
 
 def test_E1_the_table_names_what_matters(tmp_path: Path) -> None:
-    done = demo("--root", str(tmp_path / "store"), "--workers", "3")
+    relative = os.path.relpath(tmp_path / "store")
+    done = demo("--root", relative, "--workers", "3")
 
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "store" / "domain.json").exists()
     for words in ("cold start", "warm start", "0.655", "0.091", "to the bit: yes", "leaked: nothing"):
         assert words in done.stdout
 
@@ -117,3 +121,20 @@ def test_E1_journals_that_cannot_be_kept_are_refused_before_a_worker_starts(tmp_
     assert done.returncode == 2
     assert f"could not make the directory {taken} for journals" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("said", ["worker 1: load", "worker 1: publish, adopt"])
+def test_E1_an_interrupted_demo_says_nothing_more_and_leaves_nothing(tmp_path: Path, said: str) -> None:
+    command = [sys.executable, "-m", "hostweights", "demo"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        while not (line := running.stderr.readline()).startswith(said):
+            assert line
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does, also to what it has started
+        rest = running.stderr.read()
+        assert running.wait(100) == 130
+    assert all(line.startswith("worker ") for line in rest.splitlines())
+    assert list(tmp_path.iterdir()) == []

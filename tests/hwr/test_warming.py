@@ -85,6 +85,8 @@ def test_B9_warm_says_what_it_did_and_assumed(checkpoint: Path, tmp_path: Path) 
         (["nowhere", "--factory", "json:loads"], "model_failed"),
         (["nowhere", "--factory", FACTORY, "--tp-size", "2"], "declares no shards"),
         (["nowhere", "--factory", FACTORY, "--dtype", "bfloat16"], "--dtype is for the classes of a directory"),
+        (["nowhere", "--factory", FACTORY, "--component", "x"], "--component is for a directory's own classes"),
+        (["nowhere", "--factory", FACTORY, "--variant", "fp16"], "--variant is for a directory's own classes"),
     ],
 )
 def test_B9_bad_input_ends_with_2_and_says_why(tmp_path: Path, arguments: list[str], words: str) -> None:

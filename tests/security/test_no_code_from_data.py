@@ -38,9 +38,8 @@ IMPORTS_BY_NAME = {
     "dlo/devices/cuda_runtime.py": "CuPy, by a fixed name",
     "dlo/packed/cuda.py": "CuPy, by a fixed name",
     "src/hostweights/__init__.py": "this package's own modules",
-    "src/hostweights/bench/subject.py": "what the person at the command line names",
     "src/hostweights/commands/cluster.py": "Ray, by a fixed name",
-    "src/hostweights/commands/warm.py": "what the person at the command line names",
+    "src/hostweights/commands/named.py": "what the person at the command line names",
     "src/hostweights/diffusers.py": "diffusers, by a fixed name",
     "src/hostweights/vllm.py": "vLLM, by a fixed name",
 }

@@ -245,3 +245,12 @@ def test_S_doctor_says_beforehand_that_a_root_is_not_trusted(root: Path) -> None
     assert read_machine(root).filesystem_error == ""
     root.chmod(0o777)
     assert f"{root} is not trusted" in read_machine(root).filesystem_error
+
+
+@ROOT_ONLY
+def test_S_doctor_says_beforehand_that_a_root_may_have_been_planted(open_place: Path) -> None:
+    planted = open_place / "planted"
+    planted.mkdir()
+    assert read_machine(planted / "store").filesystem_error == ""
+    give(planted)
+    assert f"{planted} is not trusted" in read_machine(planted / "store").filesystem_error

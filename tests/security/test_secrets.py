@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import tiny_model
 from hostweights import Config, HostWeights, HostWeightsError, open_sync, warm
 from hostweights.actors.kernel.journal_redaction import Redactor
-from hostweights.messages.config import RemotePolicy, RuntimePolicy
+from hostweights.cli import app
+from hostweights.messages.config import Mode, RemotePolicy, RuntimePolicy
 from hostweights.messages.failure import Code, Stage, error
 from hostweights.messages.journal import JournalPolicy
 from hostweights.observe import JsonFormatter
@@ -105,10 +107,49 @@ def test_S_credentials_of_a_remote_stand_in_no_journal_report_or_log(
 
 @pytest.mark.parametrize("url", [f"http://user:{SECRET}@127.0.0.1:9/w", f"http://127.0.0.1:9/w?token={SECRET}"])
 def test_S_a_url_with_credentials_is_refused_and_written_nowhere(tmp_path: Path, url: str, log: io.StringIO) -> None:
-    tiny_model.make_checkpoint(tmp_path)
+    checkpoint = tiny_model.make_checkpoint(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     told = asyncio.run(load(tmp_path, url))
+    config = Config(root=str(tmp_path / "store"), remote=RemotePolicy(url=url))
+    with pytest.raises(HostWeightsError) as refused:
+        warm(config, tiny_model.factory(), checkpoint)
     assert Code.INVALID_CONFIG in told[0]
-    assert leaks(tmp_path, *told, log.getvalue()) == []
+    assert refused.value.code is Code.INVALID_CONFIG
+    assert leaks(tmp_path, *told, str(refused.value), log.getvalue()) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+async def disabled_then_preferred(config: Config, checkpoint: Path) -> str:
+    """What a host in mode disabled says to a load in another mode, after one in its own."""
+    async with HostWeights(config) as host:
+        await host.load(tiny_model.factory(), checkpoint)
+        with pytest.raises(HostWeightsError) as refused:
+            await host.load(tiny_model.factory(), checkpoint, mode=Mode.PREFERRED)
+    return str(refused.value)
+
+
+def test_S_mode_disabled_serves_whatever_the_url_and_no_other_mode_does(tmp_path: Path) -> None:
+    checkpoint = tiny_model.make_checkpoint(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    remote = RemotePolicy(url=f"http://user:{SECRET}@127.0.0.1:9/w")
+    told = asyncio.run(
+        disabled_then_preferred(Config(root=str(tmp_path / "store"), mode=Mode.DISABLED, remote=remote), checkpoint)
+    )
+    assert "credentials" in told
+    assert SECRET not in told
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "url", [f"http://user:{SECRET}@h/w", f"http://h/w?t={SECRET}", f"a::http://u:{SECRET}@{'h' * 5000}"]
+)
+def test_S_the_settings_of_a_remote_are_shown_without_its_credentials(tmp_path: Path, url: str) -> None:
+    words = ["config", "--set", f"root={tmp_path}/store", "--set", f"remote.url={url}"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code in (1, 2)
+    assert done.stderr.startswith("error: ")
+    assert SECRET not in done.stdout + done.stderr
+    assert SECRET not in CliRunner().invoke(app, [*words, "--json", "--set", "mode=disabled"]).output
 
 
 @pytest.mark.parametrize("name", ["my secret model", "a,b", "it's", "(copy) [1]", "x:y", "plain"])

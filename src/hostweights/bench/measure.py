@@ -13,10 +13,12 @@ import torch
 from anyio import to_thread
 
 from hostweights.actors import Attachment, HostWeights, LoadedModel, Warmed, warm
+from hostweights.actors.ports.faults import answered
 from hostweights.bench.forwards import Resident, on, outputs, resident, same
 from hostweights.bench.results import Amount, BlockRow, Limit, Measurement, Span, Streamed
 from hostweights.bench.subject import Subject, inputs_of
 from hostweights.messages.config import Config, Mode
+from hostweights.messages.failure import Code, Stage
 
 _COPY_BYTES: Final = 64 << 20
 _POLL_S: Final = 0.01
@@ -49,7 +51,7 @@ async def measure(
         memory = [Amount(name="artifact", size_bytes=made.size_bytes)]
         if given is not None:
             say(f"streaming {forwards} forwards through {slots} slots of {device}")
-            beside = await to_thread.run_sync(resident, model.module, given, device)
+            beside = await to_thread.run_sync(_tried, model.module, given, device)
             attachment = await host.attach(model, device=device, slots=slots)
             block_bytes = attachment.info.block_bytes
             streamed, trace = await _stream(attachment, model, on(given, device), beside, forwards)
@@ -59,6 +61,11 @@ async def measure(
         _measurement(made, memory, streamed, restore_s=restore_s, beside=beside, block_bytes=block_bytes),
         trace,
     )
+
+
+def _tried(module: torch.nn.Module, given: Mapping[str, Any], device: str) -> Resident:
+    with answered(Stage.RUNTIME, Code.MODEL_FAILED, "the forward failed; see what --inputs gives it"):
+        return resident(module, given, device)
 
 
 def _measurement(

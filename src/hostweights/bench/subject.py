@@ -1,7 +1,7 @@
 """The model that is measured: one of this machine's own directories, or a stack of blocks with random weights."""
 
-import importlib
-import sys
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hostweights.actors import ModelSource, describe_directory, generic_record
+from hostweights.actors.ports.faults import answered
 from hostweights.messages.failure import Code, Stage, error
 
 BLOCKS: Final = 12
@@ -56,7 +57,15 @@ class Stack(nn.Module):
 
 
 def stack_of(size_bytes: int, directory: Path) -> Subject:
-    """A stack of about so many bytes, whose checkpoint is written into the directory."""
+    """A stack of about so many bytes, whose checkpoint is written into the directory.
+
+    Raises capacity_exceeded for more than memory, or the directory's file system, has room for.
+    """
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for room_bytes, where in ((memory_bytes, "memory"), (shutil.disk_usage(directory).free, f"{directory}, free")):
+        if size_bytes > room_bytes:
+            text = f"--size asks for {size_bytes} bytes of weights, and there are {room_bytes} of {where}; ask for less"
+            raise error(Stage.RUNTIME, Code.CAPACITY_EXCEEDED, text)
     width = max(8, int((size_bytes / BLOCKS / 16) ** 0.5) // 8 * 8)
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
@@ -73,34 +82,25 @@ def stack_of(size_bytes: int, directory: Path) -> Subject:
     return Subject(ModelSource(factory, path, "Stack", record), lambda _: {"x": rows})
 
 
-def model_in(directory: Path, component: str | None, inputs: str | None) -> Subject:
-    """The model of a diffusers or transformers directory; ``inputs`` is MODULE:CALLABLE.
+def model_in(directory: Path, component: str | None, inputs: Inputs | None) -> Subject:
+    """The model of a diffusers or transformers directory.
 
-    Without it the inputs are those that a transformers class has for trying it out. Raises what ``describe_directory``
-    raises, and invalid_config for inputs that lead nowhere.
+    Without ``inputs`` they are those that a transformers class has for trying it out. Raises what
+    ``describe_directory`` raises.
     """
-    found = describe_directory(directory, component)
-    return Subject(found, _named(inputs) if inputs is not None else None)
+    return Subject(describe_directory(directory, component), inputs)
 
 
 def inputs_of(subject: Subject, module: nn.Module) -> Mapping[str, Any] | None:
-    """The keyword arguments of one forward, if they are known."""
+    """The keyword arguments of one forward, if they are known. Raises invalid_config for inputs that are none."""
     if subject.inputs is not None:
-        return subject.inputs(module)
+        with answered(Stage.CONFIGURATION, Code.INVALID_CONFIG, "what --inputs names failed"):
+            made: object = subject.inputs(module)
+        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+            text = f"what --inputs names returned a {type(made).__name__}, expected a forward's keyword arguments"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+        return made
     if hasattr(module, "dummy_inputs") and isinstance(module.dummy_inputs, Mapping):
         given: Mapping[str, Any] = module.dummy_inputs
         return given
     return None
-
-
-def _named(text: str) -> Inputs:
-    module, _, name = text.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Inputs = vars(importlib.import_module(module))[name]
-    except (ImportError, ValueError, KeyError) as problem:
-        wrong = f"--inputs {text} leads to nothing ({type(problem).__name__}: {problem}); expected MODULE:CALLABLE"
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong) from problem
-    finally:
-        sys.path.pop(0)
-    return found

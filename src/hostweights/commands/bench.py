@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing, root_path
 from hostweights.commands.store_output import size_bytes
 
 if TYPE_CHECKING:
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from hostweights.bench.results import Measurement
 
 
+_MEASURES = ("model", "component", "inputs", "size", "device", "slots", "forwards", "root", "trace")
+"""What a suite has no use for."""
+
+
 def bench(
+    context: typer.Context,
     suite: Annotated[
         str | None, typer.Argument(help="A suite of the repository's benchmarks/ (default: measure this machine).")
     ] = None,
@@ -30,7 +35,9 @@ def bench(
     device: Annotated[str, typer.Option(help="Stream to this device, such as cuda.")] = "cpu",
     slots: Annotated[int, typer.Option(min=2, max=64, help="Slots to stream through.")] = 2,
     forwards: Annotated[int, typer.Option(min=1, max=1000, help="Forwards to record.")] = 3,
-    root: Annotated[Path | None, typer.Option(help="Store to use and keep (default: a temporary one).")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Store to use and keep (default: a temporary one).", parser=root_path)
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with timeline, stalls and memory.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for chrome://tracing or Perfetto.")] = None,
     as_json: AsJson = False,
@@ -48,7 +55,12 @@ def bench(
         if suite is not None:
             from hostweights.commands.bench_suite import run_suite
 
+            refuse_unused(context, _MEASURES, f"is for bench without a suite, and {suite} measures what it measures")
             raise typer.Exit(run_suite(suite, report, as_json=as_json))
+        if model is None:
+            refuse_unused(context, ("component", "inputs"), "is for a model of --model, and none is given")
+        else:
+            refuse_unused(context, ("size",), "is for blocks with random weights, and --model is given")
         wanted_bytes = size_bytes(size)
         found, events = _measured(
             root, lambda place: _subject(place, model, component, inputs, wanted_bytes), device, slots, forwards
@@ -64,8 +76,11 @@ def bench(
 
 def _subject(place: Path, model: Path | None, component: str | None, inputs: str | None, wanted_bytes: int) -> object:
     from hostweights.bench.subject import model_in, stack_of
+    from hostweights.commands.named import callable_named
 
-    return stack_of(wanted_bytes, place) if model is None else model_in(model, component, inputs)
+    if model is None:
+        return stack_of(wanted_bytes, place)
+    return model_in(model, component, None if inputs is None else callable_named("--inputs", inputs))
 
 
 def _measured(
@@ -80,7 +95,7 @@ def _measured(
     from hostweights.bench.subject import Subject
     from hostweights.messages.config import Config
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
 
     def say(text: str) -> None:
         errors.print(text, markup=False, highlight=False)
@@ -140,7 +155,7 @@ def _show(found: "Measurement") -> None:
     table = Table("", "", title=f"{found.model} on {found.machine}", title_justify="left", show_header=False)
     for name, cell in rows:
         table.add_row(name, cell)
-    console = Console()
+    console = Console(emoji=False)
     console.print(table, markup=False)
     if found.note:
         console.print(found.note, markup=False, highlight=False)

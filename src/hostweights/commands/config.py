@@ -29,7 +29,7 @@ def config(
     from hostweights.settings import read_settings
 
     with refusing(debug=debug):
-        settings = read_settings(file=file, flags=_flags(assignments or []))
+        settings = read_settings(file=file, flags=_flags(assignments or []), flag="--set ")
     if as_json:
         print_json(settings.rows)
     else:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.layered import layered_config_of_user
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing, root_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 def doctor(
     root: Annotated[
         Path | None,
-        typer.Option(help="The store, there or not (default: ~/.cache/hostweights).", envvar="HOSTWEIGHTS_ROOT"),
+        typer.Option(
+            help="The store, there or not (default: the setting root, else ~/.cache/hostweights).",
+            envvar="HOSTWEIGHTS_ROOT",
+            parser=root_path,
+        ),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -26,7 +31,8 @@ def doctor(
     """Look at this machine and give a verdict per feature, with the mend.
 
     Locks, registration and the link to each GPU are tried on small files beside the root, which are removed; the root
-    is not made. Exit code 0 when nothing fails, 1 when a feature does not work (warnings are no failure).
+    is not made. Exit code 0 when nothing fails, 1 when a feature does not work (warnings are no failure), 2 when the
+    settings are ones that no load takes.
 
     Example: hostweights doctor --root /var/cache/hostweights
     """
@@ -35,12 +41,12 @@ def doctor(
     from hostweights.actors.doctor import State, judge, read_machine
 
     with refusing(debug=debug):
-        readings = read_machine((root or Path.home() / ".cache" / "hostweights").absolute())
+        readings = read_machine(Path(layered_config_of_user(root).root).absolute())
     verdicts = judge(readings)
     if as_json:
         print_json({"verdicts": verdicts, "readings": readings})
     else:
-        Console().print(view(verdicts))
+        Console(emoji=False).print(view(verdicts))
     if any(verdict.state is State.FAILURE for verdict in verdicts):
         raise typer.Exit(1)
 

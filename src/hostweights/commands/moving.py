@@ -19,12 +19,12 @@ def run_move(move: "Callable[[PlainBudget, Progress], Moved]", verb: str, *, as_
     from hostweights.commands.warm import cancelled_by_signals
 
     budget = PlainBudget()
-    with refusing(debug=debug), cancelled_by_signals(budget.cancel), Work(Console(stderr=True)) as work:
+    with refusing(debug=debug), cancelled_by_signals(budget.cancel), Work(Console(stderr=True, emoji=False)) as work:
         moved = move(budget, lambda done, total: work.show(verb, done, total))
     if as_json:
         print_json(moved)
         return
     how = "already there" if moved.already else verb
     line = f"{moved.name}: {how}, {moved.size_bytes / 2**20:.1f} MiB, {moved.seconds:.1f} s"
-    Console().print(line, highlight=False, markup=False)
-    Console().print(f"  {moved.directory}", highlight=False, markup=False, soft_wrap=True)
+    Console(emoji=False).print(line, highlight=False, markup=False)
+    Console(emoji=False).print(f"  {moved.directory}", highlight=False, markup=False, soft_wrap=True)

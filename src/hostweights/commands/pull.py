@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hostweights.commands.layered import layered_config
-from hostweights.commands.refusals import AsJson, Debug, refusing
+from hostweights.commands.refusals import AsJson, Debug, refusing, root_path
 
 
 def pull(
@@ -17,7 +17,9 @@ def pull(
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option(help="The store to bring it into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT"),
+        typer.Option(
+            help="The store to bring it into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT", parser=root_path
+        ),
     ] = None,
     timeout_s: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds that one request may take [default: 30].")

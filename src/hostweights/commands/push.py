@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hostweights.commands.layered import layered_config
-from hostweights.commands.refusals import AsJson, Debug, refusing
+from hostweights.commands.refusals import AsJson, Debug, refusing, root_path
 
 
 def push(
@@ -16,7 +16,10 @@ def push(
         typer.Argument(help="A directory; any URL that fsspec can write (default: the setting remote.url)."),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="The store it lies in (default: the setting root).", envvar="HOSTWEIGHTS_ROOT")
+        Path | None,
+        typer.Option(
+            help="The store it lies in (default: the setting root).", envvar="HOSTWEIGHTS_ROOT", parser=root_path
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Send it although it is there: it may be damaged.")] = False,
     as_json: AsJson = False,

@@ -1,7 +1,8 @@
 """How a command says why it could not do what it was asked to, and the options that all commands have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -14,6 +15,13 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a fa
 
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
+
+
+def root_path(text: str) -> Path:
+    """What ``--root`` names; an empty one, as an unset variable of a shell gives, is not the working directory."""
+    if not text:
+        raise typer.BadParameter("it is empty; expected a directory, and . for the working directory")
+    return Path(text)
 
 
 @contextmanager
@@ -33,6 +41,20 @@ def refusing(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED if failed.code is Code.CANCELLED else REFUSED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise HostWeightsError(invalid_config) for the first of these parameters that the command line gives.
+
+    An option that changes nothing is a misunderstanding of whoever gave it.
+    """
+    from hostweights.messages.failure import Code, Stage, error
+
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            text = f"--{name.replace('_', '-')} {why}; leave it out"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def say(failed: "HostWeightsError") -> None:
@@ -55,4 +77,4 @@ def print_json(result: object) -> None:
 def _line(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True).print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)

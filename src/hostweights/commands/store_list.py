@@ -27,7 +27,7 @@ def list_store(root: Root = None, as_json: AsJson = False, debug: Debug = False)
     if as_json:
         print_json(state)
     else:
-        _show(Console(), state)
+        _show(Console(emoji=False), state)
 
 
 def _show(console: "Console", state: "StoreState") -> None:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hostweights.commands.layered import layered_config
-from hostweights.commands.refusals import refusing
+from hostweights.commands.refusals import refusing, root_path
 
 if TYPE_CHECKING:
     from hostweights.actors.upkeep import Upkeep
 
-Root = Annotated[Path | None, typer.Option(help="The store (default: the setting root).", envvar="HOSTWEIGHTS_ROOT")]
+Root = Annotated[
+    Path | None,
+    typer.Option(help="The store (default: the setting root).", envvar="HOSTWEIGHTS_ROOT", parser=root_path),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 SHORT_KEY = 12
 

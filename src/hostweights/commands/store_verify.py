@@ -45,7 +45,7 @@ def _verify_all(upkeep: "Upkeep", keys: list[str] | None) -> list[dict[str, str 
     proven = {Code.CHECKSUM_MISMATCH, Code.PAYLOAD_MISMATCH, Code.MANIFEST_CORRUPT}
     chosen = upkeep.stored() if not keys else tuple(each for key in keys for each in upkeep.of_key(key))
     rows: list[dict[str, str | int | None]] = []
-    with Work(Console(stderr=True)) as work:
+    with Work(Console(stderr=True, emoji=False)) as work:
         for stored in chosen:
             damage: str | None = None
             done_bytes = 0
@@ -72,7 +72,7 @@ def scrub(root: Root = None, as_json: AsJson = False, debug: Debug = False) -> N
     """
     from rich.console import Console
 
-    with opened(root, debug=debug) as upkeep, Work(Console(stderr=True)) as work:
+    with opened(root, debug=debug) as upkeep, Work(Console(stderr=True, emoji=False)) as work:
         found = upkeep.scrub(
             lambda key, generation, done, total: work.show(f"{key[:SHORT_KEY]} {generation}", done, total)
         )

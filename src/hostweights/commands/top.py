@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refusing, root_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 def top(
-    root: Annotated[Path | None, typer.Option(help="Show the processes of this store only.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Show the processes of this store only.", parser=root_path)] = None,
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, max=3600.0, help="Seconds between looks.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Look twice, an interval apart, print one table and end.")
@@ -66,7 +66,7 @@ async def _once(root: str | None, interval_s: float, *, as_json: bool) -> None:
     if as_json:
         print_json({"processes": shown, "unreachable": failed})
     else:
-        console = Console()
+        console = Console(emoji=False)
         console.print(view(shown, failed, console.width))
 
 

@@ -11,7 +11,7 @@ import typer
 
 from hostweights.commands.layered import layered_config
 from hostweights.commands.progress import Work
-from hostweights.commands.refusals import AsJson, Debug, print_json, refusing
+from hostweights.commands.refusals import AsJson, Debug, print_json, refuse_unused, refusing, root_path
 from hostweights.messages.config import PackingPolicy, Representation
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ class Dtype(StrEnum):
 
 
 def warm(
+    context: typer.Context,
     directory: Annotated[
         Path, typer.Argument(help="A diffusers or transformers directory; with --factory any safetensors checkpoint.")
     ],
     root: Annotated[
         Path | None,
-        typer.Option(help="The store to publish into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT"),
+        typer.Option(
+            help="The store to publish into (default: the setting root).", envvar="HOSTWEIGHTS_ROOT", parser=root_path
+        ),
     ] = None,
     component: Annotated[
         list[str] | None, typer.Option(help="Component of a pipeline; may be repeated (default: all of them).")
@@ -65,24 +68,27 @@ def warm(
 ) -> None:
     """Publish a checkpoint without a serving model, in bounded memory.
 
-    Nothing is done for an artifact that is there. Exit code 0 when every artifact is ready, 2 on bad input or a
-    failure, 130 when interrupted; then nothing half-made is left. With --ray the exit code is 2 if any node failed.
+    Nothing is done for an artifact that is there. The setting mode is for loads: this publishes in every one. Exit code
+    0 when every artifact is ready, 2 on bad input or a failure, 130 when interrupted; then nothing half-made is left.
+    With --ray the exit code is 2 if any node failed.
 
     Example: hostweights warm /models/FLUX.2-klein-4B --root /var/cache/hostweights --component transformer
     """
     from rich.console import Console
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
     with refusing(debug=debug):
         if ray:
             _everywhere(errors)
+        if factory is not None:
+            refuse_unused(context, ("component", "variant"), "is for a directory's own classes, and --factory is given")
         config = layered_config(root, production__packing=packing, representation=representation)
         found = _sources(directory, component or [], variant, dtype, factory)
         results = _warm_all(config, found, tp_size, errors)
     if as_json:
         print_json(results)
     else:
-        _show(Console(), results)
+        _show(Console(emoji=False), results)
 
 
 def _everywhere(errors: "Console") -> None:
@@ -113,7 +119,9 @@ def _sources(
         text = "--dtype is for the classes of a directory; with --factory, build the model in that dtype"
         raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
     if factory is not None:
-        return [describe_factory(_factory(factory), directory)]
+        from hostweights.commands.named import callable_named
+
+        return [describe_factory(callable_named("--factory", factory), directory)]
     wanted = None if dtype is None else _torch_dtype(dtype)
     names = components or list_components(directory)
     if not names:
@@ -131,24 +139,6 @@ def _torch_dtype(dtype: Dtype) -> "torch.dtype":
             return torch.float16
         case Dtype.BFLOAT16:
             return torch.bfloat16
-
-
-def _factory(text: str) -> "Callable[[], torch.nn.Module]":
-    import importlib
-    import sys
-
-    from hostweights.messages.failure import Code, Stage, error
-
-    module, _, name = text.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Callable[[], torch.nn.Module] = vars(importlib.import_module(module))[name]
-    except (ImportError, ValueError, KeyError) as problem:
-        wrong = f"--factory {text} leads to nothing ({type(problem).__name__}: {problem}); expected MODULE:CALLABLE"
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, wrong) from problem
-    finally:
-        sys.path.pop(0)
-    return found
 
 
 def _warm_all(config: "Config", found: "list[ModelSource]", tp_size: int, errors: "Console") -> "list[Warmed]":

@@ -4,9 +4,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -63,7 +64,7 @@ async def run_demo(settings: DemoSettings, on_progress: OnProgress) -> DemoResul
             text = f"could not make the directory {settings.journals} for journals: {refused.strerror}; name another"
             raise error(Stage.CONFIGURATION, Code.IO_ERROR, text) from refused
     model = find_model(settings.model)
-    root = settings.root or Path(tempfile.mkdtemp(prefix="hostweights-demo-"))
+    root = settings.root.absolute() if settings.root is not None else Path(tempfile.mkdtemp(prefix="hostweights-demo-"))
     try:
         return await _run_workers(settings, model, root, on_progress)
     finally:
@@ -166,13 +167,19 @@ class _Worker:
     @classmethod
     async def start(cls, number: int, on_progress: OnProgress) -> "_Worker":
         command = [sys.executable, "-m", "hostweights.demo.worker"]
-        return cls(number, await anyio.open_process(command, stderr=None), on_progress)
+        process = await anyio.open_process(command, stderr=None, start_new_session=True)  # Ctrl-C is for its parent
+        return cls(number, process, on_progress)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._process.returncode is None and self._process.stdin is not None:
+            if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
+                with suppress(ProcessLookupError):
+                    self._process.terminate()  # what it had begun in the store, the next builder removes
             await self._process.stdin.aclose()
             with anyio.move_on_after(10.0, shield=True):
                 await self._process.wait()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from hostweights.messages.config import Config, RuntimePolicy
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 from hostweights.messages.journal import JournalPolicy
+from hostweights.messages.remote_url import without_secrets
 from hostweights.settings.sizes import UNITS, parse_size
 
 
@@ -43,6 +45,9 @@ def _fields(struct: type[msgspec.Struct], prefix: str = "") -> list[Field]:
 
 FIELDS: Final = {field.name: field for field in _fields(Config)}
 """Every setting by its dotted name, in the order of ``Config``."""
+
+REMOTE_URL: Final = "remote.url"
+"""The setting whose value may hold what nothing may show."""
 
 SECTIONS: Final = {name.rpartition(".")[0] for name in FIELDS} - {""}
 
@@ -102,7 +107,11 @@ def converted(field: Field, value: object, place: str, *, text: bool) -> object:
     try:
         return msgspec.convert(value, field.type, strict=not text)
     except (msgspec.ValidationError, UnicodeEncodeError) as found:
-        raise refused(f"{place} sets {field.name} to {value!r}: {found}", name=field.name) from found
+        shown = without_secrets(repr(value)) if field.name == REMOTE_URL else repr(value)
+        known = ""
+        if isinstance(field.type, type) and issubclass(field.type, StrEnum):
+            known = f"; expected one of {', '.join(field.type)}"
+        raise refused(f"{place} sets {field.name} to {shown}: {found}{known}", name=field.name) from found
 
 
 def _size_bytes(name: str, text: str, place: str) -> object:

@@ -5,15 +5,17 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from hostweights.messages.base import Record
-from hostweights.messages.config import Config
+from hostweights.messages.config import Config, Mode, check_remote
 from hostweights.messages.failure import printable
-from hostweights.settings.catalog import FIELDS, NAMES, SECTIONS, joined, refused, settled, unknown
+from hostweights.messages.remote_url import without_secrets
+from hostweights.settings.catalog import FIELDS, NAMES, REMOTE_URL, SECTIONS, joined, refused, settled, unknown
 from hostweights.settings.combinations import refuse_wrong_combinations
 
 PREFIX: Final = "HOSTWEIGHTS_"
@@ -56,8 +58,9 @@ class _Found:
 class Settings:
     """The layers, put together. ``rows`` can be shown also when ``config`` cannot be made."""
 
-    def __init__(self, found: Mapping[str, _Found]) -> None:
+    def __init__(self, found: Mapping[str, _Found], flag: str) -> None:
         self._found = dict(found)
+        self._flag = flag
 
     @property
     def rows(self) -> tuple[Setting, ...]:
@@ -65,7 +68,7 @@ class Settings:
         return tuple(
             Setting(
                 name=name,
-                value=msgspec.Raw(msgspec.json.encode(_shown(each.value))),
+                value=msgspec.Raw(msgspec.json.encode(_shown(name, each.value))),
                 origin=each.origin,
                 place=each.place,
             )
@@ -74,19 +77,32 @@ class Settings:
 
     @property
     def config(self) -> Config:
-        """The typed whole. Raises HostWeightsError(invalid_config): a root that nobody set, a wrong combination."""
+        """The typed whole.
+
+        Raises HostWeightsError(invalid_config): a root that nobody set, a wrong combination, and, but in mode disabled,
+        what a load would refuse: a root that is no absolute path, a remote's URL that cannot be used.
+        """
         for name, each in self._found.items():
             if each.origin is Origin.UNSET:
-                raise refused(f"{name} is not set: set {variable_of(name)}, --{name}, or {name} in the file", name=name)
+                ways = f"{variable_of(name)}, {self._flag}{name}, or {name} in the file"
+                raise refused(f"{name} is not set: set {ways}", name=name)
         config = msgspec.convert(_nested(joined({name: each.value for name, each in self._found.items()})), Config)
         set_ = {name for name, each in self._found.items() if each.origin is not Origin.DEFAULT}
+        if config.mode is not Mode.DISABLED and not Path(config.root).is_absolute():
+            where = "and would depend on the working directory; write it out, and the home directory for ~"
+            raise refused(f"root = {config.root!r} is no absolute path, {where}", name="root")
+        check_remote(config, config.mode)
         refuse_wrong_combinations(config, set_)
         return config
 
 
-def _shown(value: object) -> object:
-    """A path may hold bytes that JSON cannot."""
-    return printable(value) if isinstance(value, str) else value
+def _shown(name: str, value: object) -> object:
+    """A path may hold bytes that JSON cannot, a URL what nobody may see; JSON has no word for a wait without end."""
+    if value == inf:
+        return "inf"
+    if not isinstance(value, str):
+        return value
+    return printable(without_secrets(value) if name == REMOTE_URL else value)
 
 
 def variable_of(name: str) -> str:
@@ -111,13 +127,15 @@ def read_settings(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
     values: Mapping[str, object] | None = None,
+    flag: str = "--",
 ) -> Settings:
     """Lay defaults, file, environment, flags and values over each other; the last one that sets a name wins.
 
     ``file`` is a TOML file (default: the one that HOSTWEIGHTS_CONFIG names, if any). ``environment`` is this process's
-    by default; an empty variable sets nothing. ``flags`` are by dotted name, None sets nothing. ``values`` is a dict
-    as ``Config`` is nested, or by dotted names, typed as ``Config`` is. Raises HostWeightsError(invalid_config) for an
-    unknown name (with the nearest known one), a value that does not fit, and a file that is none.
+    by default; an empty variable sets nothing. ``flags`` are by dotted name, None sets nothing; ``flag`` is what stands
+    before that name on the command line. ``values`` is a dict as ``Config`` is nested, or by dotted names, typed as
+    ``Config`` is. Raises HostWeightsError(invalid_config) for an unknown name (with the nearest known one), a value
+    that does not fit, and a file that is none.
     """
     environment = os.environ if environment is None else environment
     if file is None and environment.get(FILE_VARIABLE):
@@ -136,10 +154,10 @@ def read_settings(
         if value is not None and name not in NAMES:
             raise unknown(name, "the command line", list(NAMES))
         if value is not None:
-            put(name, value, f"--{name}", Origin.FLAG, f"--{name}")
+            put(name, value, f"{flag}{name}", Origin.FLAG, f"{flag}{name}")
     for name, value in _flat(values or {}, "the dict"):
         put(name, value, "the dict", Origin.DICT, "")
-    return Settings(found)
+    return Settings(found, flag)
 
 
 def _default(name: str) -> _Found:
