@@ -101,9 +101,12 @@ class LocalLoader:
         """Bind the skeleton to the lease; the model belongs to its user from here on."""
         entry = self._resources.models.get(effect.model_id)
         plan, entry.restore = entry.need_restore(), None
-        plan.commit()
         prepared = entry.need_prepared()
-        entry.bind(effect.model_id, self._resources.leases.get(effect.lease_id).lease)
+        lease = self._resources.leases.get(effect.lease_id).lease
+        failing = f"the model could not be bound to the artifact {lease.path} and must be discarded"
+        with answered(Stage.RESTORATION, Code.RESTORE_COMMIT_FAILED, failing):  # its validator and its tensors' classes
+            plan.commit()
+        entry.bind(effect.model_id, lease)
         entry.watch = WriteWatch(prepared.module)
         entry.gate = ForwardGate.install(prepared.module)
         return Restored()
