@@ -2,7 +2,7 @@
 
 import os
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,8 @@ from msgspec import Meta
 from .base import Path, Record
 from .failure import Code, Stage, error
 from .journal import JournalPolicy
+
+R = TypeVar("R", bound=Record)
 
 
 class Mode(StrEnum):
@@ -132,15 +134,20 @@ _BINARY: Final = (bytes, bytearray, memoryview)
 
 
 def checked_config(config: Config) -> Config:
+    """``checked_record`` of a whole configuration."""
+    return checked_record(config, Config)
+
+
+def checked_record(found: R, kind: type[R]) -> R:
     """The same settings, each of its type: nothing checks a record that is made in Python, and a text is no Mode.
 
     What is equal by value is taken: ``"full"`` for ``Validation.FULL``, a path object for its text. Raises
     HostWeightsError(invalid_config) for all else, naming the setting.
     """
     try:
-        return msgspec.convert(msgspec.to_builtins(config, builtin_types=_BINARY, enc_hook=os.fspath), Config)
-    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as found:
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"a setting is not what it must be: {found}") from found
+        return msgspec.convert(msgspec.to_builtins(found, builtin_types=_BINARY, enc_hook=os.fspath), kind)
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as wrong:
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"a setting is not what it must be: {wrong}") from wrong
 
 
 def checked_mode(mode: Mode) -> Mode:
