@@ -112,11 +112,25 @@ class OpenAdapter:
 def open_for(
     adapter: Adapter, module: nn.Module, stored: Ownership, record: ModelRecord, budget: Budget
 ) -> OpenAdapter:
-    """Open an adapter for a model; also raises unsupported for one rank's share, which no whole factor fits."""
+    """Open an adapter for a model; also raises unsupported for one rank's share, which no whole factor fits.
+
+    Raises invalid_config for what is no adapter of a path and a number.
+    """
+    _check(adapter)
     if record.tp_size > 1:
         text = "an adapter is merged into whole weights, and this is one rank's share of them; merge it first"
         raise error(Stage.PLANNING, Code.UNSUPPORTED, text)
     return open_adapter(adapter, module, (tensor.name for tensor in stored.tensors), budget)
+
+
+def _check(adapter: object) -> None:
+    """Nothing checks what an untyped caller gives."""
+    if isinstance(adapter, Adapter):
+        given: tuple[object, object] = adapter.path, adapter.strength
+        if isinstance(given[0], str | os.PathLike) and isinstance(given[1], int | float):
+            return
+    text = f"the adapter is {adapter!r}, expected Adapter(path, strength=a number)"
+    raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def open_adapter(adapter: Adapter, module: nn.Module, names: Iterable[str], budget: Budget) -> OpenAdapter:
