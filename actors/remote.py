@@ -78,8 +78,8 @@ def push(
 ) -> Moved:
     """Put the newest usable generation of a key on the remote, unless it is there.
 
-    Raises HostWeightsError: domain_unavailable where no store is; artifact_missing when the store has none; what
-    ``hwr.remote.push.push`` raises.
+    Raises HostWeightsError: domain_unavailable where no store is; artifact_missing when the store has none, which says
+    what is wrong with those that cannot be used; what ``hwr.remote.push.push`` raises.
     """
     begun, budget = time.monotonic(), budget or PlainBudget()
     check_key(key)
@@ -89,7 +89,7 @@ def push(
         identity = store.stored_identity(key)
         found = None if identity is None else store.lookup(identity, config.validation, budget, lease_id="push")
         if found is None or isinstance(found, Miss):
-            raise _missing(key, config.root)
+            raise _unusable(store, key, "" if found is None else found.reason)
         try:
             pushed = push_lease(found, port, remote.attempts, budget, progress, again=again)
         finally:
@@ -102,6 +102,23 @@ def push(
         already=pushed.already,
         seconds=time.monotonic() - begun,
     )
+
+
+def _unusable(store: LocalStore, key: str, reason: str) -> HostWeightsError:
+    """Why a store has nothing of a key to send: there is nothing, or what is wrong with each generation there is."""
+    problems = []
+    for stored in store.list_stored():
+        if stored.key == key:
+            try:
+                condemned = store.describe(key, stored.generation).condemned
+                problems.append(reason if condemned is None else f"{stored.generation} is condemned ({condemned})")
+            except HostWeightsError as unreadable:
+                problems.append(f"{stored.generation} cannot be read ({unreadable.code}: {unreadable})")
+    if not problems:
+        return _missing(key, str(store.root))
+    found = "; ".join(problems)
+    text = f"no generation of artifact {key} in {store.root} can be used: {found}; publish it anew (hostweights warm)"
+    return error(Stage.REMOTE, Code.ARTIFACT_MISSING, text, key=key)
 
 
 def _missing(key: str, where: str) -> HostWeightsError:

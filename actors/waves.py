@@ -136,7 +136,9 @@ class Waves(Generic[R, T]):
         count = len(requests)
         try:
             results = list(await self._compute(Wave(path, padded, count)))
-        except Exception as exc:  # noqa: BLE001 - every request of the wave is told
+        except BaseException as exc:  # a cancel or SystemExit of its own too: every request of the wave is told
+            if isinstance(exc, KeyboardInterrupt) or _cancelled():
+                raise
             return [_failed(exc) for _ in requests]
         if len(results) != count:
             text = f"{len(results)} results for {count} requests of a wave: none can be told to be any request's"
@@ -144,7 +146,13 @@ class Waves(Generic[R, T]):
         return results
 
 
-def _failed(cause: Exception) -> HostWeightsError:
+def _cancelled() -> bool:
+    """Whether someone cancels the task that this runs in."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _failed(cause: BaseException) -> HostWeightsError:
     if isinstance(cause, HostWeightsError):
         made = HostWeightsError(cause.failure)
     else:

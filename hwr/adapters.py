@@ -60,6 +60,7 @@ _REFUSED: Final = {
     "trainable_token_indices": None,
 }
 """Settings that mean another merge, by the value that does not; nor does an empty one."""
+_MERGEABLE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _PLAIN_STARTS: Final = frozenset({"true", "false", "none", "gaussian", "eva", "orthogonal", "mica"})
 """The values of ``init_lora_weights`` that leave the base weights as they were; PiSSA and others subtract from them."""
 
@@ -93,11 +94,16 @@ class OpenAdapter:
     def merge(self, name: str, weight: torch.Tensor, budget: Budget) -> torch.Tensor:
         """The merged weight, or the weight itself if the adapter leaves it alone.
 
-        Raises shape_mismatch when the factors do not make a change of the weight's shape; what reading raises.
+        Raises unsupported for a weight that its owner quantised, shape_mismatch when the factors do not make a change
+        of the weight's shape; what reading raises.
         """
         pair = self._pairs.get(name)
         if pair is None:
             return weight
+        if weight.dtype not in _MERGEABLE:
+            text = f"{name} is stored as {weight.dtype}, to which nothing can be added without its scale; merge the "
+            text += "adapter into weights that are not quantised"
+            raise error(Stage.PLANNING, Code.UNSUPPORTED, text, tensor=name)
         down, up = (self._checkpoint.read(key, budget).float() for key in (pair.down, pair.up))
         rank = down.shape[0] if down.dim() else 0
         outputs_inputs = tuple(weight.shape[::-1] if pair.transposed else weight.shape)
@@ -112,11 +118,25 @@ class OpenAdapter:
 def open_for(
     adapter: Adapter, module: nn.Module, stored: Ownership, record: ModelRecord, budget: Budget
 ) -> OpenAdapter:
-    """Open an adapter for a model; also raises unsupported for one rank's share, which no whole factor fits."""
+    """Open an adapter for a model; also raises unsupported for one rank's share, which no whole factor fits.
+
+    Raises invalid_config for what is no adapter of a path and a number.
+    """
+    _check(adapter)
     if record.tp_size > 1:
         text = "an adapter is merged into whole weights, and this is one rank's share of them; merge it first"
         raise error(Stage.PLANNING, Code.UNSUPPORTED, text)
     return open_adapter(adapter, module, (tensor.name for tensor in stored.tensors), budget)
+
+
+def _check(adapter: object) -> None:
+    """Nothing checks what an untyped caller gives."""
+    if isinstance(adapter, Adapter):
+        given: tuple[object, object] = adapter.path, adapter.strength
+        if isinstance(given[0], str | os.PathLike) and isinstance(given[1], int | float):
+            return
+    text = f"the adapter is {adapter!r}, expected Adapter(path, strength=a number)"
+    raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def open_adapter(adapter: Adapter, module: nn.Module, names: Iterable[str], budget: Budget) -> OpenAdapter:
@@ -166,10 +186,14 @@ def _pairs(
             square = checkpoint.tensors[up].stored.shape[:1] == found.stored.shape[1:]
             if square and settings.get("fan_in_fan_out"):
                 text = f"has fan_in_fan_out, and {name} belongs to no Linear or Conv1D that would tell how it lies"
-                raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+                raise _refused(checkpoint.place, text, Code.UNSUPPORTED)
         scale = _scale(checkpoint, lead, settings, strength, rank, budget)
         pairs[name] = _Pair(key, up, scale, transposed is True)
         used |= {key, up, lead + _ALPHA}
+    with_alpha = sum(key.endswith(_ALPHA) for key in used.intersection(checkpoint.tensors))
+    if 0 < with_alpha < len(pairs) and "lora_alpha" not in settings:
+        text = f"has an alpha for {with_alpha} of {len(pairs)} pairs and no lora_alpha, and loaders differ in what the "
+        raise _refused(checkpoint.root, f"{text}others get", Code.UNSUPPORTED)
     left = sorted(set(checkpoint.tensors) - used)
     if left or not pairs:
         what = f"{len(left)} of the adapter's tensors, such as {left[0]}, change" if left else "nothing in it changes"
@@ -201,7 +225,7 @@ def _scale(
         scale = math.inf
     if not abs(scale) <= _LARGEST_SCALE:  # nor is NaN
         text = f"gives {lead} the scale {scale} at strength {strength}, which is no finite number"
-        raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+        raise _refused(checkpoint.place, text, Code.UNSUPPORTED)
     return scale
 
 
@@ -209,15 +233,15 @@ def _alpha(checkpoint: Checkpoint, lead: str, settings: dict[str, object], rank:
     key = lead + _ALPHA
     stated = settings.get("lora_alpha", rank)
     if not isinstance(stated, int | float):
-        raise _refused(checkpoint.root, f"has lora_alpha {stated!r}, expected a number", Code.UNSUPPORTED)
+        raise _refused(checkpoint.place, f"has lora_alpha {stated!r}, expected a number", Code.UNSUPPORTED)
     if key not in checkpoint.tensors:
         return float(stated)
     shape = checkpoint.tensors[key].stored.shape
     if math.prod(shape) != 1:
-        raise _refused(checkpoint.root, f"has {key} of shape {list(shape)}, expected one number", Code.SOURCE_CORRUPT)
+        raise _refused(checkpoint.place, f"has {key} of shape {list(shape)}, expected one number", Code.SOURCE_CORRUPT)
     found = checkpoint.read(key, budget).float().item()
     if "lora_alpha" in settings and stated != found:
-        raise _refused(checkpoint.root, f"has lora_alpha {stated} and {key} {found}", Code.UNSUPPORTED)
+        raise _refused(checkpoint.place, f"has lora_alpha {stated} and {key} {found}", Code.UNSUPPORTED)
     return found
 
 

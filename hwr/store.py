@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..messages.budget import Budget
-from ..messages.config import CapacityPolicy, Validation, WaitPolicy
+from ..messages.config import CapacityPolicy, Validation, WaitPolicy, checked_record
 from ..messages.failure import Code, Stage, error
 from ..messages.identity import ArtifactIdentity
 from ..messages.manifest import Manifest
@@ -51,10 +51,13 @@ class LocalStore:
     def open(cls, root: Path, wait: WaitPolicy, budget: Budget, capacity: CapacityPolicy | None = None) -> "LocalStore":
         """Open the store under an absolute ``root``, making it when it is missing.
 
-        A root that this process may only read opens ``read_only``: hits are served without any write. Raises what
+        A root that this process may only read opens ``read_only``: hits are served without any write. Raises
+        HostWeightsError: invalid_config for a policy with a setting that is not what its type says; what
         ``domain.open_domain`` says.
         """
-        return cls(open_domain(root, wait, budget), wait, capacity or CapacityPolicy())
+        wait = checked_record(wait, WaitPolicy)
+        limits = CapacityPolicy() if capacity is None else checked_record(capacity, CapacityPolicy)
+        return cls(open_domain(root, wait, budget), wait, limits)
 
     @property
     def domain_id(self) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,8 @@ from .base import Path, Record
 from .failure import Code, Stage, error
 from .journal import JournalPolicy
 from .remote_url import wrong_url
+
+R = TypeVar("R", bound=Record)
 
 
 class Mode(StrEnum):
@@ -133,18 +135,32 @@ _BINARY: Final = (bytes, bytearray, memoryview)
 
 
 def checked_config(config: Config) -> Config:
+    """``checked_record`` of a whole configuration; raises the same for a remote's URL that cannot be used."""
+    checked = checked_record(config, Config)
+    check_remote(checked, checked.mode)
+    return checked
+
+
+def checked_record(found: R, kind: type[R]) -> R:
     """The same settings, each of its type: nothing checks a record that is made in Python, and a text is no Mode.
 
     What is equal by value is taken: ``"full"`` for ``Validation.FULL``, a path object for its text. Raises
-    HostWeightsError(invalid_config) for all else, naming the setting, and for a remote's URL that no remote has or that
-    holds credentials.
+    HostWeightsError(invalid_config) for all else, naming the setting.
     """
     try:
-        checked = msgspec.convert(msgspec.to_builtins(config, builtin_types=_BINARY, enc_hook=os.fspath), Config)
-    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as found:
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"a setting is not what it must be: {found}") from found
-    check_remote(checked, checked.mode)
-    return checked
+        return msgspec.convert(msgspec.to_builtins(found, builtin_types=_BINARY, enc_hook=_plain), kind)
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as wrong:
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, f"a setting is not what it must be: {wrong}") from wrong
+
+
+def _plain(value: object) -> object:
+    """A subclass's value as what it is a subclass of, a path object as its text."""
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    text = value if isinstance(value, str) else os.fspath(cast(os.PathLike[str], value))
+    return str.__str__(text)
 
 
 def check_remote(config: Config, mode: Mode) -> None:

@@ -72,7 +72,7 @@ class Instruments:
     def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
         self._on_span = on_span
         self._meters: dict[tuple[str, str], _Meter] = {}
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def accepted(self, delivery: Delivery) -> None:
         """A message enters a mailbox: give it its place in a trace."""
@@ -132,7 +132,9 @@ class Instruments:
         )
         try:
             on_span(span)
-        except Exception as raised:  # noqa: BLE001 - the user's code, whatever it raises; the work goes on
+        except KeyboardInterrupt:  # Ctrl-C, which comes anywhere in the main thread
+            raise
+        except BaseException as raised:  # noqa: BLE001 - the user's code, whatever it raises; the work goes on
             self.failure, self._on_span = raised, None
 
 

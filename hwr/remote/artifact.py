@@ -19,6 +19,9 @@ from ..validation import check_structure
 from .contract import RemotePointer, payload_path, pointer_path
 from .ranges import RangeReader
 
+PUSH_AGAIN: Final = "push the artifact again (hostweights push --again)"
+"""The way out of what is damaged on a remote: a plain push sends nothing where the pointer says that all is there."""
+
 _POINTER_LIMIT_BYTES: Final = 64 * 1024
 _DISK_BLOCK_BYTES: Final = 4096
 _FILE_OVERHEAD_BYTES: Final = 16 * 1024
@@ -57,7 +60,7 @@ def find_artifact(reader: RangeReader, key: str) -> RemoteArtifact | None:
 
     def check(data: bytes) -> None:
         if len(data) != pointer.manifest_size_bytes or blake3(data).hexdigest() != pointer.manifest_digest:
-            text = f"{path} on the remote differs from the digest that names it; push the artifact again"
+            text = f"{path} on the remote differs from the digest that names it; {PUSH_AGAIN}"
             raise error(Stage.REMOTE, Code.CHECKSUM_MISMATCH, text, retryable=True, path=path)
 
     data = reader.whole(path, MAX_RECORD_BYTES, check)
@@ -96,7 +99,7 @@ def remote_damage() -> Iterator[None]:
     try:
         yield
     except Damage as damage:
-        raise error(Stage.REMOTE, damage.code, f"on the remote, {damage.reason}; push the artifact again") from damage
+        raise error(Stage.REMOTE, damage.code, f"on the remote, {damage.reason}; {PUSH_AGAIN}") from damage
     except NewerSchema as newer:
         raise error(Stage.REMOTE, Code.MANIFEST_INCOMPATIBLE, f"on the remote, {newer}; upgrade hostweights") from newer
 

@@ -33,7 +33,7 @@ from ..store_files import (
 )
 from ..verification import Piece, pieces_by_file
 from ..writer import CHUNK_BYTES, FILE_MODE
-from .artifact import RemoteArtifact, remote_damage
+from .artifact import PUSH_AGAIN, RemoteArtifact, remote_damage
 from .contract import payload_path
 from .ranges import RangeReader
 from .stream_verifier import StreamVerifier
@@ -147,7 +147,7 @@ class Download:
             except Damage as damage:
                 again = verifier.rewind()
                 if again == wrong_at:
-                    text = f"the remote's {damage.reason}, twice; push the artifact again"
+                    text = f"the remote's {damage.reason}, twice; {PUSH_AGAIN}"
                     raise error(Stage.REMOTE, damage.code, text, path=path) from damage
                 wrong_at = again
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES: Final = 8 * 1024**2
 _DENIED: Final = frozenset({401, 403})
 _ABSENT: Final = frozenset({404, 410})
+_NO_WAY: Final = (FileNotFoundError, NotADirectoryError)
 _RANGE_REFUSED: Final = 416
 _PARTIAL: Final = 206
 
@@ -169,7 +170,12 @@ class FsspecRemote:
     def _failure(self, doing: str, path: str, problem: Exception) -> HostWeightsError:
         where, kind = f"{self._url}/{path}", type(problem).__name__
         status = vars(problem).get("status")
-        if isinstance(problem, FileNotFoundError | NotADirectoryError) or status in _ABSENT:
+        if isinstance(problem, _NO_WAY) or status in _ABSENT:
+            if doing == "write":
+                text = (
+                    f"{where} cannot be written ({kind}): no directory or bucket can be made there; push to another URL"
+                )
+                return error(Stage.REMOTE, Code.IO_ERROR, text, path=path, remote=self._url)
             return error(Stage.REMOTE, Code.ARTIFACT_MISSING, f"there is no {where}", path=path, remote=self._url)
         if isinstance(problem, TimeoutError):
             text = f"could not {doing} {where} within {self._timeout_s} s; try again later or raise remote.timeout_s"

@@ -42,8 +42,22 @@ def raises(problem: BaseException) -> Callable[[], Tiny]:
     return build
 
 
+class Interrupted(BaseException):
+    """As libraries that stop their callers raise them."""
+
+
 @pytest.mark.parametrize(
-    "problem", [ValueError("a bug"), OSError(5, "a bug"), SystemExit("a bug"), MemoryError("a bug")]
+    "problem",
+    [
+        ValueError("a bug"),
+        OSError(5, "a bug"),
+        MemoryError("a bug"),
+        SystemExit("a bug"),
+        KeyboardInterrupt("a bug"),
+        asyncio.CancelledError("a bug"),
+        GeneratorExit("a bug"),
+        Interrupted("a bug"),
+    ],
 )
 @pytest.mark.parametrize("mode", [Mode.PREFERRED, Mode.DISABLED])
 async def test_D1_a_factory_that_raises_fails_its_own_load_only(
@@ -67,7 +81,10 @@ async def test_D1_a_factory_that_returns_no_module_is_told_so(tmp_path: Path) ->
         await serves(host, source)
 
 
-async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_a_binding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, Interrupted])
+async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_a_binding(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
     source = make_checkpoint(tmp_path)
     calls: list[torch.nn.Module] = []
     refuse = True
@@ -75,7 +92,7 @@ async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_
     def validator(module: torch.nn.Module) -> None:
         calls.append(module)
         if refuse:
-            raise ValueError("not what I want")
+            raise kind("not what I want")
 
     record = ModelRecord(record_id="tiny", version=1, component="tiny", blocks=("blocks",), validator=validator)
     async with HostWeights(config(tmp_path)) as host:
@@ -87,9 +104,9 @@ async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_
         assert cold.publication is not None
         assert (await cold.publication.wait()).adopted
         calls.clear()
-        warm = await host.load(factory(), source, record=record)
-        assert warm.warm
-        assert calls == [warm.module]
+        again = await host.load(factory(), source, record=record)
+        assert again.warm
+        assert calls == [again.module]
         refuse = True
         with pytest.raises(HostWeightsError, match="not what I want"):
             await host.load(factory(), source, record=record, mode=Mode.REQUIRED)
@@ -97,6 +114,7 @@ async def test_B7_a_validator_that_raises_fails_its_own_load_only_and_runs_once_
             await host.load(factory(), source, record=record)
         assert len(await host.leases()) == 2
         await serves(host, source)
+        assert {actor.restarts for actor in (await host.stats()).runtime.actors} == {0}
 
 
 @pytest.mark.parametrize("source", ["x" * 5000, "x" * 300, "a\0b", "a\0b.safetensors"])

@@ -20,13 +20,13 @@ class Engine:
         self.waves: list[Wave[int]] = []
         self.go = asyncio.Event()
         self.began = asyncio.Event()
-        self.answers: Sequence[int | Exception] | Exception | None = None
+        self.answers: Sequence[int | Exception] | BaseException | None = None
 
     async def __call__(self, wave: Wave[int]) -> Sequence[int | Exception]:
         self.waves.append(wave)
         self.began.set()
         await self.go.wait()
-        if isinstance(self.answers, Exception):
+        if isinstance(self.answers, BaseException):
             raise self.answers
         return [10 * request for request in wave.requests[: wave.count]] if self.answers is None else self.answers
 
@@ -101,7 +101,7 @@ async def test_C7_another_path_may_follow_while_a_wave_runs() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("answers", [[10], [10, 20, 30], ValueError("lost"), LOST])
+@pytest.mark.parametrize("answers", [[10], [10, 20, 30], ValueError("lost"), asyncio.CancelledError(), LOST])
 async def test_B20_too_few_or_too_many_results_and_a_failed_wave_are_every_request_s_error(answers: object) -> None:
     engine = Engine()
     engine.go.set()
@@ -113,6 +113,21 @@ async def test_B20_too_few_or_too_many_results_and_a_failed_wave_are_every_reque
         expected = Code.GROUP_BROKEN if isinstance(answers, HostWeightsError) else Code.HANDLER_FAILED
         assert result.code is expected
     await waves.close()
+
+
+@pytest.mark.asyncio
+async def test_B20_a_warm_up_whose_computation_was_cancelled_fails_and_one_that_is_cancelled_is_cancelled() -> None:
+    engine = Engine()
+    waves: Waves[int, int] = Waves(2, engine)
+    given_up = asyncio.create_task(waves.warm_up(5, PATH))
+    await engine.began.wait()
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    engine.answers = asyncio.CancelledError()
+    engine.go.set()
+    with pytest.raises(HostWeightsError, match="the wave failed: CancelledError"):
+        await waves.warm_up(5, PATH)
 
 
 @pytest.mark.asyncio

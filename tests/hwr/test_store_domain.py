@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from child_kit import Child, run_child
 from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.filesystem import FileSystem, replaced
 from hostweights.hwr.store import LocalStore
-from hostweights.messages.config import WaitPolicy
+from hostweights.messages.config import CapacityPolicy, WaitPolicy
 from hostweights.messages.failure import Code, HostWeightsError
 from store_kit import names_under, open_store, published
 
@@ -30,6 +31,28 @@ def _refusal(root: Path) -> HostWeightsError:
 @pytest.mark.parametrize("root", ["", "relative/root", "."])
 def test_A5_a_root_that_is_not_absolute_is_refused(root: str) -> None:
     assert _refusal(Path(root)).code is Code.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("wait", "capacity", "named"),
+    [
+        (WaitPolicy(domain_s=-1.0), None, r"\$\.domain_s"),
+        (WaitPolicy(lookup_s=math.nan), None, r"\$\.lookup_s"),
+        (WaitPolicy(build_s="600"), None, r"\$\.build_s"),  # type: ignore[arg-type]  # what an untyped caller may give
+        (None, None, "got `null`"),
+        (WaitPolicy(), CapacityPolicy(max_store_bytes=-1), r"\$\.max_store_bytes"),
+        (WaitPolicy(), CapacityPolicy(max_artifact_bytes="200G"), r"\$\.max_artifact_bytes"),  # type: ignore[arg-type]
+        (WaitPolicy(), CapacityPolicy(min_free_bytes=math.nan), r"\$\.min_free_bytes"),  # type: ignore[arg-type]
+        (WaitPolicy(), 0, "got `int`"),
+    ],
+)
+def test_D6_a_policy_that_is_not_what_its_type_says_is_refused_before_anything_is_made(
+    tmp_path: Path, wait: WaitPolicy, capacity: CapacityPolicy | None, named: str
+) -> None:
+    with pytest.raises(HostWeightsError, match=named) as caught:
+        LocalStore.open(tmp_path / "root", wait, PlainBudget(), capacity)
+    assert caught.value.code is Code.INVALID_CONFIG
+    assert not (tmp_path / "root").exists()
 
 
 def test_A5_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -171,3 +171,15 @@ def test_A12_cancelled_warm_can_be_done_again(checkpoint: Path, tmp_path: Path) 
         warm(config, Stack, checkpoint, budget=budget, progress=stop)
     assert warm(config, Stack, checkpoint).built
     assert {step[0] for step in steps} == {"read", "write"}
+
+
+def test_D1_ctrl_c_in_a_factory_that_the_main_thread_calls_passes(checkpoint: Path, tmp_path: Path) -> None:
+    def failing(problem: BaseException) -> Stack:
+        raise problem
+
+    settings = Config(root=str(tmp_path / "store"))
+    with pytest.raises(KeyboardInterrupt):
+        warm(settings, lambda: failing(KeyboardInterrupt()), checkpoint)
+    with pytest.raises(HostWeightsError, match=r"factory failed.*GeneratorExit: a bug") as caught:
+        warm(settings, lambda: failing(GeneratorExit("a bug")), checkpoint)
+    assert caught.value.code is Code.MODEL_FAILED

@@ -143,6 +143,35 @@ def test_A3_what_is_no_plain_merge_is_refused_and_nothing_is_published(
     assert not list((tmp_path / "store").glob("artifacts/*/0*"))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_A3_a_weight_that_its_owner_quantised_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {"a.lora_A.weight": torch.ones(RANK, WIDTH), "a.lora_B.weight": torch.ones(HIDDEN, RANK)}
+    opened = open_adapter(Adapter(lora(tmp_path / "lora", tensors)), nn.Module(), ["a.weight"], budget())
+    with pytest.raises(
+        HostWeightsError, match=f"a.weight is stored as {dtype}, to which nothing can be added"
+    ) as found:
+        opened.merge("a.weight", torch.ones(HIDDEN, WIDTH).to(dtype), budget())
+    assert found.value.code is Code.UNSUPPORTED
+
+
+def test_A3_alphas_of_some_pairs_only_are_refused_unless_the_settings_have_one(tmp_path: Path) -> None:
+    leads = ("a", "b")
+    tensors = {f"{lead}.lora_A.weight": torch.ones(RANK, WIDTH) for lead in leads}
+    tensors |= {f"{lead}.lora_B.weight": torch.ones(HIDDEN, RANK) for lead in leads}
+    names = [f"{lead}.weight" for lead in leads]
+    some = save(tmp_path / "some.safetensors", {**tensors, "a.alpha": torch.tensor(8.0)})
+    with pytest.raises(HostWeightsError, match="an alpha for 1 of 2 pairs and no lora_alpha") as found:
+        open_adapter(Adapter(some), nn.Module(), names, budget())
+    assert found.value.code is Code.UNSUPPORTED
+    every = save(
+        tmp_path / "every.safetensors", {**tensors, "a.alpha": torch.tensor(8.0), "b.alpha": torch.tensor(8.0)}
+    )
+    none = save(tmp_path / "none.safetensors", tensors)
+    stated = lora(tmp_path / "stated", {**tensors, "a.alpha": torch.tensor(8.0)})
+    for path in (every, none, stated):
+        open_adapter(Adapter(path), nn.Module(), names, budget())
+
+
 def test_A3_a_rank_merges_no_whole_factor(checkpoint: Path, tmp_path: Path) -> None:
     record = replace(generic_record(plain_stack()), shards=(Shard("head.weight", 0),)).for_rank(2, 0)
     with pytest.raises(HostWeightsError, match="one rank's share"):

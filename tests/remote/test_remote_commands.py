@@ -1,6 +1,7 @@
 """``hostweights push`` and ``hostweights pull``."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,17 @@ from typer.testing import CliRunner
 
 from hostweights.cli import app
 from hostweights.hwr.identity import artifact_key
-from store_kit import assert_right_values, hit, make_identity, open_store, published
+from hostweights.messages.failure import Code
+from store_kit import (
+    PAYLOAD,
+    assert_right_values,
+    hit,
+    make_identity,
+    open_for_damage,
+    open_store,
+    published,
+    published_directory,
+)
 
 KEY = artifact_key(make_identity())
 
@@ -49,6 +60,28 @@ def test_A16_a_remote_that_cannot_be_opened_is_refused_by_name(tmp_path: Path, u
     assert code == 2
     assert found in err
     assert "unexpected" not in err
+
+
+@pytest.mark.parametrize("damage", ["condemned", "cut", "record"])
+def test_A16_a_push_of_a_damaged_artifact_says_what_is_wrong_with_it(tmp_path: Path, damage: str) -> None:
+    store = open_store(tmp_path / "origin")
+    directory = published_directory(store)
+    if damage == "condemned":
+        store.condemn(KEY, directory.name, Code.CHECKSUM_MISMATCH, "a byte was flipped")
+        words = ["is condemned (checksum_mismatch: a byte was flipped)"]
+    elif damage == "cut":
+        os.truncate(open_for_damage(directory / PAYLOAD), 100)
+        words = ["is condemned (payload_mismatch: ", PAYLOAD]
+    else:
+        os.truncate(open_for_damage(directory / "manifest.json"), 100)
+        words = ["cannot be read (manifest_corrupt: "]
+    for _ in range(2):
+        code, _, err = command("push", KEY, f"file://{tmp_path}/remote", "--root", tmp_path / "origin")
+        assert code == 2
+        assert "check the key" not in err
+        for word in [directory.name, "publish it anew", *words]:
+            assert word in err
+        assert list(tmp_path.iterdir()) == [tmp_path / "origin"]
 
 
 def test_A16_an_unknown_or_malformed_key_is_named(tmp_path: Path) -> None:

@@ -48,10 +48,32 @@ def test_A16_a_damaged_remote_is_mended_by_pushing_again(tmp_path: Path) -> None
     with pytest.raises(HostWeightsError) as failed:
         fetch(store, url)
     assert failed.value.code is Code.CHECKSUM_MISMATCH
-    assert "push the artifact again" in str(failed.value)
+    assert "push the artifact again (hostweights push --again)" in str(failed.value)
     assert pushed(tmp_path / "origin", url).already
     assert not pushed(tmp_path / "origin", url, again=True).already
     assert_right_values(fetched(store, url))
+
+
+@pytest.mark.parametrize("name", ["artifact.json", "manifest.json"])
+def test_A16_a_damaged_record_on_a_remote_names_the_way_out(tmp_path: Path, name: str) -> None:
+    url = f"file://{tmp_path}/remote"
+    pushed(tmp_path / "origin", url)
+    (record,) = (tmp_path / "remote").rglob(name)
+    flip(record, 1)
+    store = open_store(tmp_path / "root")
+    with pytest.raises(HostWeightsError, match="push --again"):
+        fetch(store, url)
+    assert not pushed(tmp_path / "origin", url, again=True).already
+    assert_right_values(fetched(store, url))
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", "{}/file", "{}/file/below"])
+def test_A16_a_push_to_where_nothing_can_be_written_says_so(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HostWeightsError, match=r"cannot be written") as failed:
+        pushed(tmp_path / "origin", f"file://{place.format(tmp_path)}")
+    assert failed.value.code is Code.IO_ERROR
+    assert not failed.value.failure.retryable
 
 
 def test_A16_a_damaged_artifact_is_not_pushed(tmp_path: Path) -> None:

@@ -77,4 +77,7 @@ def print_json(result: object) -> None:
 def _line(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, emoji=False).print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
+    from hostweights.messages.failure import visible
+
+    line = visible(" ".join(text.splitlines()))
+    Console(stderr=True, emoji=False).print(line, markup=False, highlight=False, soft_wrap=True)
