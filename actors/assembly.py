@@ -120,12 +120,11 @@ class Assembly:
                 name=TRANSPORT,
                 create=partial(TransportActor, DevicesOnDemand(resources)),
                 accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
-                concurrent=(Attach, Detach, Rebase, ReleaseResident),
                 undelivered=_take_back,
                 mailbox_limit=limit,
                 beside_limit=(Detach,),
                 restart=RESTART,
-                workers=8,
+                workers=1,
             ),
             ActorSpec(
                 name=STORE,

@@ -1,7 +1,5 @@
 """TransportActor: devices, slots and streams of attached models, and the order in which they go down."""
 
-import asyncio
-from contextlib import nullcontext
 from typing import Protocol
 
 from ..messages.base import Message
@@ -67,15 +65,11 @@ class DevicePort(Protocol):
 class TransportActor:
     """Owns attachments; they stand in the resource table, so that a new incarnation finds them.
 
-    The per-block hot path sends no message: a forward touches the ring directly. What waits for a model's running
-    forwards (Attach, Detach, Rebase, ReleaseResident) runs concurrently, so that a long forward of one model holds up
-    no other model; the model's gate lets one of them in at a time. Attaches that meet other ranks go one after another,
-    in the order of their messages: ranks must meet for the same model.
+    The per-block hot path sends no message: a forward touches the ring directly.
     """
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
-        self._meeting = asyncio.Lock()
 
     async def started(self, context: Context) -> None:
         """The resource table knows what is attached."""
@@ -83,9 +77,8 @@ class TransportActor:
     async def receive(self, message: Message, context: Context) -> Message | None:
         """Answer one request, each by one effect."""
         match message:
-            case Attach(gather=gather):
-                async with nullcontext() if gather is None else self._meeting:
-                    return await context.effect(AttachModel(request=message))
+            case Attach():
+                return await context.effect(AttachModel(request=message))
             case Detach(attachment_id=attachment_id, terminal=terminal):
                 async with context.critical("detach"):
                     return await context.effect(DetachModel(attachment_id=attachment_id, terminal=terminal))

@@ -186,11 +186,6 @@ class Streamer:
         """Blocks, slots and their bytes."""
         return self._sizes
 
-    @property
-    def detached(self) -> bool:
-        """Whether a detach was carried to its end."""
-        return self._detached
-
     def stats(self) -> RingStats:
         """A snapshot of the counters."""
         return self._driver.stats()

@@ -14,7 +14,7 @@ from ...dlo.hooks import refuse_gone
 from ...dlo.packed.backing import PackedBacking
 from ...dlo.parts import find_part
 from ...dlo.sharded import refuse_sharded
-from ...dlo.streamer import RingSizes, Streamer
+from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
 from ...hwr.memory import trim
@@ -24,7 +24,6 @@ from ...messages.failure import Code, Stage, error
 from ...messages.transport import (
     Announced,
     AnnounceModel,
-    Attach,
     Attached,
     AttachmentInfo,
     AttachModel,
@@ -55,12 +54,12 @@ class LocalDevices:
         """Open the device and stream the model, between two forwards; after an error the model is as it was."""
         request = effect.request
         entry = self._resources.models.get(request.model_id)
+        if (other := self._attachment_of(request.model_id)) is not None:
+            text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
+            raise error(Stage.TRANSPORT, Code.ALREADY_ATTACHED, text, attachment=other.info.attachment_id)
         prepared = entry.need_prepared()
         failing = answered(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"the model could not stream to {request.device}")
         with failing, ExitStack() as undo, entry.need_gate().exclusive(budget):
-            if (other := self._attachment_of(request.model_id)) is not None:
-                text = f"model {request.model_id} already streams as {other.info.attachment_id}; detach that first"
-                raise error(Stage.TRANSPORT, Code.ALREADY_ATTACHED, text, attachment=other.info.attachment_id)
             refuse_gone(prepared.module)
             if entry.lease_id is not None:
                 entry.require_untouched("streaming it")
@@ -87,12 +86,25 @@ class LocalDevices:
                 on_demand=request.on_demand,
                 way=way,
             )
-            info = _info(request, entry.lease_id, device.name, _kind(backing, request.backing), streamer.sizes)
-            # Within the gate: whoever is let in next must know that the model streams.
-            self._resources.attachments.put(
-                request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks, leave)
-            )
             undo.pop_all()
+        sizes = streamer.sizes
+        info = AttachmentInfo(
+            attachment_id=request.attachment_id,
+            model_id=request.model_id,
+            lease_id=entry.lease_id,
+            device=device.name,
+            backing=_kind(backing, request.backing),
+            slots=sizes.slots,
+            blocks=sizes.paths,
+            block_bytes=sizes.block_bytes,
+            slot_bytes=sizes.slot_bytes,
+            kept=sizes.kept,
+            on_demand=sizes.on_demand,
+            ranks=1 if request.gather is None else len(request.gather.ranks),
+        )
+        self._resources.attachments.put(
+            request.attachment_id, AttachmentEntry(info, request.backing, streamer, device, blocks, leave)
+        )
         return Attached(info=info)
 
     def detach(self, effect: DetachModel) -> Detached:
@@ -115,11 +127,11 @@ class LocalDevices:
         entry = self._resources.models.get(effect.model_id)
         prepared = entry.need_prepared()
         lease = self._resources.leases.get(effect.lease_id).lease
+        attachment = self._attachment_of(effect.model_id)
         failing = answered(
             Stage.TRANSPORT, Code.RESTORE_COMMIT_FAILED, f"the model could not move to lease {effect.lease_id}"
         )
         with failing, entry.need_gate().exclusive(budget):
-            attachment = self._attachment_of(effect.model_id)
             refuse_gone(prepared.module)
             entry.require_untouched("adoption")
             with _at_home(attachment):
@@ -133,9 +145,7 @@ class LocalDevices:
         return Rebased(released_bytes=released_bytes, replaced_lease_id=replaced, info=info)
 
     def _attachment_of(self, model_id: str) -> AttachmentEntry | None:
-        """How a model streams; asked inside its gate, where that does not change."""
-        attachments = self._resources.attachments.all()
-        found = (each for each in attachments if each.info.model_id == model_id and not each.streamer.detached)
+        found = (each for each in self._resources.attachments.all() if each.info.model_id == model_id)
         return next(found, None)
 
     def _rebase_ring(self, attachment: AttachmentEntry, lease_id: str, budget: Budget) -> AttachmentInfo:
@@ -194,23 +204,6 @@ class LocalDevices:
         except BaseException:
             release()
             raise
-
-
-def _info(request: Attach, lease_id: str | None, device: str, backing: Backing, sizes: RingSizes) -> AttachmentInfo:
-    return AttachmentInfo(
-        attachment_id=request.attachment_id,
-        model_id=request.model_id,
-        lease_id=lease_id,
-        device=device,
-        backing=backing,
-        slots=sizes.slots,
-        blocks=sizes.paths,
-        block_bytes=sizes.block_bytes,
-        slot_bytes=sizes.slot_bytes,
-        kept=sizes.kept,
-        on_demand=sizes.on_demand,
-        ranks=1 if request.gather is None else len(request.gather.ranks),
-    )
 
 
 def _streamed(module: torch.nn.Module, backing: HostBacking) -> set[int]:
