@@ -315,9 +315,13 @@ class HostWeights:
 
     async def stats(self) -> HostStats:
         """A snapshot of counters; cheap enough to ask for every second."""
-        attachments = [
-            AttachmentStats(info=info, ring=await self._ring(info.attachment_id)) for info in await self.attachments()
-        ]
+        attachments: list[AttachmentStats] = []
+        for info in await self.attachments():
+            try:
+                attachments.append(AttachmentStats(info=info, ring=await self._ring(info.attachment_id)))
+            except HostWeightsError as gone:
+                if gone.code is not Code.NOT_ATTACHED:  # detached meanwhile
+                    raise
         return HostStats(
             leases=await self.leases(),
             attachments=tuple(attachments),

@@ -89,11 +89,11 @@ class HostMemory(Protocol):
         ...
 
     def unregister(self, address: int) -> None:
-        """Let the range that starts at ``address`` go; raises what the driver says, and the range stays pinned.
+        """Let the range that starts at ``address`` go; raises what the driver says, and the range stays pinned."""
+        ...
 
-        A device that failed reads nothing any more: its ranges count as let go, and its driver's pins end with the
-        process.
-        """
+    def failed(self) -> bool:
+        """Whether the device failed for good, so that nothing reads the ranges, and none is let go any more."""
         ...
 
 

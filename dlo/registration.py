@@ -150,7 +150,8 @@ class Registration:
         """Stop, and unregister everything; no copy out of the ranges is under way any more.
 
         A driver call that has begun is waited for. Idempotent. Raises HostWeightsError(unregister_failed, retryable)
-        when the driver keeps pages: what keeps them mapped is kept then, also after this object is forgotten.
+        when the driver keeps pages: what keeps them mapped is kept then, also after this object is forgotten. Those of
+        a device that failed are kept as well, but nothing reads them any more, and that ends it.
         """
         with self._changed:
             self._stopping = True
@@ -162,7 +163,12 @@ class Registration:
         failures = [failure for chunk in reversed(list(self._registered)) if (failure := self._unregister(chunk))]
         self._closed = True
         self._unsafe = bool(failures)
-        if failures:
+        if failures and self._memory.failed():
+            # Other devices take the addresses for pinned: no other mapping may come to lie there.
+            _LOG.warning(
+                "%d ranges stay pinned until the process ends, since the device failed: %s", len(failures), failures[0]
+            )
+        elif failures:
             raise error(
                 Stage.TRANSPORT,
                 Code.UNREGISTER_FAILED,
@@ -172,8 +178,9 @@ class Registration:
                 retryable=True,
                 ranges=len(failures),
             )
-        self._keep = None
-        _KEPT.discard(self)
+        else:
+            self._keep = None
+            _KEPT.discard(self)
 
     def _run(self) -> None:
         self._room_bytes, self._limit = self._group_limit(), self._locks()

@@ -59,7 +59,8 @@ class LocalDevices:
             raise error(Stage.TRANSPORT, Code.ALREADY_ATTACHED, text, attachment=other.info.attachment_id)
         prepared = entry.need_prepared()
         failing = answered(Stage.TRANSPORT, Code.DEVICE_UNAVAILABLE, f"the model could not stream to {request.device}")
-        with failing, ExitStack() as undo, entry.need_gate().exclusive(budget):
+        # Undone inside the gate: a forward that waits at it must not meet half of an attach.
+        with failing, entry.need_gate().exclusive(budget), ExitStack() as undo:
             refuse_gone(prepared.module)
             if entry.lease_id is not None:
                 entry.require_untouched("streaming it")

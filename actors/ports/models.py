@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+from ...hwr.packed.pending import unpack_waiting
 from ...hwr.producers import ModelProducer
 from ...messages.budget import Budget
 from ...messages.failure import Code, Stage
@@ -37,6 +38,7 @@ class LocalModels:
                 streaming = [a for a in self._resources.attachments.all() if a.info.model_id == effect.model_id]
                 for attachment in streaming:  # what computes is on the device, and may be called past the gate
                     still.enter_context(attachment.streamer.at_rest(budget))
+                unpack_waiting(prepared.module.parameters())
                 producer = ModelProducer(prepared.module, prepared.ownership)
                 if streaming and entry.lease_id is not None:
                     producer = with_values(producer, self._resources.leases.get(entry.lease_id).lease)

@@ -172,15 +172,14 @@ class CudaHostMemory:
         self._device.pinned.add(address, size_bytes)
 
     def unregister(self, address: int) -> None:
-        """Let them go; a driver whose device failed does nothing any more, which includes reading them."""
-        try:
-            with OnDevice(self._device.runtime, self._device.index):
-                self._device.runtime.unregister(address)
-        except Exception as refused:
-            if not self._device.failed():
-                raise
-            _LOG.debug("pages stay pinned until the process ends, since %s failed: %s", self._device.name, refused)
+        """Let them go."""
+        with OnDevice(self._device.runtime, self._device.index):
+            self._device.runtime.unregister(address)
         self._device.pinned.remove(address)
+
+    def failed(self) -> bool:
+        """As the device."""
+        return self._device.failed()
 
 
 def open_cuda(name: str) -> CudaDevice:

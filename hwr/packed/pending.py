@@ -142,6 +142,13 @@ def put_off(parameter: torch.Tensor, unpack: Unpack) -> None:
             parameter.data = in_mode(unpack, inference=parameter.is_inference())
 
 
+def unpack_waiting(parameters: Iterable[nn.Parameter]) -> None:
+    """Unpack those that still wait, for who is about to read all of them."""
+    for parameter in parameters:
+        if type(parameter) is PendingParameter:
+            parameter.become()
+
+
 class KeptPacked:
     """Pending parameters made ordinary ones over their stand-ins, for who shows other memory in them from here on."""
 

@@ -30,7 +30,7 @@ from hostweights.messages.budget import Budget
 from hostweights.messages.publisher import RegisterProducer
 from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
 from hostweights.messages.store import BuildProgress, Memory
-from hostweights.messages.transport import Rebased, RebaseModel
+from hostweights.messages.transport import AttachmentInfo, Rebased, RebaseModel
 from tiny_model import IDS, Tiny, factory, make_checkpoint, plain, run
 
 pytestmark = pytest.mark.asyncio
@@ -260,6 +260,22 @@ async def test_A13_a_failed_publication_is_reported_and_the_model_serves_on(
         assert report.failure.text in caplog.text
         assert torch.equal(run(model.module), plain(source))
         assert await host.leases() == ()
+
+
+async def test_D2_stats_leave_out_what_is_detached_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with HostWeights(config(tmp_path)) as host:
+        source = make_checkpoint(tmp_path)
+        models = [await host.load(factory(), source) for _ in range(2)]
+        attachments = [await host.attach(each) for each in models]
+        listed = await host.attachments()
+
+        async def list_before() -> tuple[AttachmentInfo, ...]:
+            return listed
+
+        await attachments[0].detach()
+        monkeypatch.setattr(host, "attachments", list_before)
+        (found,) = (await host.stats()).attachments
+        assert found.info.attachment_id == attachments[1].info.attachment_id
 
 
 async def test_D2_stats_show_leases_rings_and_actors(tmp_path: Path) -> None:

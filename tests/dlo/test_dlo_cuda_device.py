@@ -18,6 +18,7 @@ from hostweights.dlo import CudaDevice, PrivateBacking, Streamer, open_device
 from hostweights.dlo.devices.cuda_runtime import CupyRuntime
 from hostweights.dlo.devices.cuda_stream import CudaEnd, CudaEvent
 from hostweights.dlo.devices.pinned import PinnedRanges
+from hostweights.dlo.registration import _KEPT
 from hostweights.dlo.transfer import settle
 from hostweights.messages.failure import Code, HostWeightsError
 
@@ -221,7 +222,7 @@ def test_T66_after_a_kernel_broke_the_device_the_callers_error_is_told_and_a_det
         lane.close()
 
 
-def test_T66_a_device_that_failed_keeps_no_pages_and_a_buffer_has_its_value_of_before(
+def test_T66_a_detach_from_a_device_that_failed_ends_and_a_buffer_has_its_value_of_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = FailingCuda()
@@ -238,8 +239,14 @@ def test_T66_a_device_that_failed_keeps_no_pages_and_a_buffer_has_its_value_of_b
         streamer.detach(terminal=False)
     device.close()
     assert "buffers have the values of when" in caplog.text
+    assert "stay pinned until the process ends" in caplog.text
+    addresses = set(driver.registered)  # the driver takes them for pinned, so nothing else may come to lie there
+    assert addresses <= {chunk.address for kept in _KEPT for chunk in kept._registered}
     assert model.block(0).scale.item() == 7.0
     assert model.block(1).scale.item() == 0.5
+    driver.failed = False
+    for kept in list(_KEPT):
+        kept.close()
     for lane in driver.streams.values():
         lane.close()
 

@@ -40,6 +40,9 @@ class SimHostMemory:
     def unregistered_bytes_per_s(self) -> float | None:
         return 1e9 if self._slow else None
 
+    def failed(self) -> bool:
+        return False
+
     def register(self, address: int, size_bytes: int) -> None:
         self._sim.step("register")
         self._sim.sleep(self._sim.random.uniform(0.0, 0.1))

@@ -14,7 +14,7 @@ from hostweights import HostWeights, HostWeightsError, open_sync
 from hostweights.actors.ports import packed  # noqa: F401  # its decoder for devices, before it is counted
 from hostweights.dlo.devices.cpu import CpuDevice
 from hostweights.hwr.packed.codec import corrupt, unpack
-from hostweights.hwr.packed.pending import PendingParameter
+from hostweights.hwr.packed.pending import KeptPacked, PendingParameter
 from packed_model import Packable, forward, make_packable, packing_config
 
 VALUES = torch.arange(16, dtype=torch.bfloat16).view(4, 4)
@@ -191,6 +191,39 @@ def test_C12_after_an_attach_that_failed_parameters_wait_again(tmp_path: Path, m
         assert sum(type(p) is PendingParameter for p in loaded.module.parameters()) == 6
         for name, value in loaded.module.state_dict().items():
             assert torch.equal(value, model.state_dict()[name]), name
+
+
+@pytest.mark.asyncio
+async def test_C12_an_attach_that_failed_is_undone_before_a_forward_that_waits_for_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source = make_packable(tmp_path)
+    inside: list[bool] = []
+    undo = KeptPacked.undo
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        (entry,) = host._assembly.resources.models.all()
+
+        def undone(kept: KeptPacked) -> None:
+            inside.append(entry.need_gate()._writer == threading.get_ident())
+            undo(kept)
+
+        monkeypatch.setattr(KeptPacked, "undo", undone)
+        with pytest.raises(HostWeightsError):
+            await host.attach(loaded, on_demand=("nothing of that name",))
+    assert inside == [True]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_C12_a_model_whose_parameters_wait_can_be_adopted(tmp_path: Path, *, streamed: bool) -> None:
+    model, source = make_packable(tmp_path)
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        if streamed:
+            await (await host.attach(loaded)).detach()
+        assert (await host.adopt(loaded)).adopted
+        assert torch.equal(forward(loaded.module), forward(model))
 
 
 def test_C12_a_waiting_parameter_outlives_its_host(tmp_path: Path) -> None:
