@@ -195,6 +195,16 @@ def test_E1_a_path_is_shown_as_it_is(tmp_path: Path) -> None:
     assert f"{root}:x: is no directory" in refused.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_E1_an_output_that_lacks_a_letter_gets_another(world: dict[str, str], encoding: str) -> None:
+    root = world["/var/cache/hostweights"]
+    done = run("list", "--root", root, COLUMNS="60", PYTHONIOENCODING=encoding)
+
+    assert done.returncode == 0, done.stderr
+    assert ("\u2026" in done.stdout) == (encoding == "utf-8")  # of what a narrow table cuts off
+    assert "2 generations" in done.stdout
+
+
 def test_E1_an_empty_variable_names_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTWEIGHTS_ROOT", "")
     assert "root is not set" in CliRunner().invoke(app, ["list"]).stderr
