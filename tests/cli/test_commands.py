@@ -262,13 +262,26 @@ def test_E1_progress_is_plain_lines_where_nobody_looks() -> None:
     said = StringIO()
     now = iter([0.0, 1.0, 2.0, 4.0, 5.0])
     with Work(Console(file=said, width=100), lambda: next(now)) as work:
-        for done in (1, 10, 26, 27, 50, 100, 100):
+        for done in (1, 10, 26, 27, 51, 100, 100):
             work.show("read [x]", done << 20, 100 << 20)
 
     assert said.getvalue().splitlines() == [
-        "read [x]: 26% of 100.0 MiB, 26.0 MiB/s, 3 s left",
-        "read [x]: 50% of 100.0 MiB, 25.0 MiB/s, 2 s left",
-        "read [x]: 100% of 100.0 MiB, 25.0 MiB/s",
+        "read [x]: 26% of 100.0 MiB, 25.0 MiB/s, 3 s left",
+        "read [x]: 51% of 100.0 MiB, 25.0 MiB/s, 2 s left",
+        "read [x]: 100% of 100.0 MiB, 24.8 MiB/s",
+    ]
+
+
+def test_E1_progress_has_no_rate_of_what_was_done_before_it_was_first_shown() -> None:
+    said = StringIO()
+    now = iter([0.0, 0.001, 2.0])
+    with Work(Console(file=said, width=100), lambda: next(now)) as work:
+        work.show("write", 32 << 20, 100 << 20)
+        work.show("write", 100 << 20, 100 << 20)
+
+    assert said.getvalue().splitlines() == [
+        "write: 32% of 100.0 MiB",
+        "write: 100% of 100.0 MiB, 34.0 MiB/s",
     ]
 
 
