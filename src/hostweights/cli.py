@@ -1,6 +1,7 @@
 """The ``hostweights`` command. Exit codes: 0 done; 1 the result is not what it must be; 2 bad input or a failure."""
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -106,6 +107,9 @@ app.command()(rm)
 
 def main() -> None:
     """Entry point. An error that nobody foresaw is one line too, but with ``--debug``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no failure
     try:
         app()
     except Exception as found:

@@ -195,6 +195,16 @@ def test_E1_a_path_is_shown_as_it_is(tmp_path: Path) -> None:
     assert f"{root}:x: is no directory" in refused.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_E1_an_output_that_lacks_a_letter_gets_another(world: dict[str, str], encoding: str) -> None:
+    root = world["/var/cache/hostweights"]
+    done = run("list", "--root", root, COLUMNS="60", PYTHONIOENCODING=encoding)
+
+    assert done.returncode == 0, done.stderr
+    assert ("\u2026" in done.stdout) == (encoding == "utf-8")  # of what a narrow table cuts off
+    assert "2 generations" in done.stdout
+
+
 def test_E1_an_empty_variable_names_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTWEIGHTS_ROOT", "")
     assert "root is not set" in CliRunner().invoke(app, ["list"]).stderr
@@ -252,13 +262,26 @@ def test_E1_progress_is_plain_lines_where_nobody_looks() -> None:
     said = StringIO()
     now = iter([0.0, 1.0, 2.0, 4.0, 5.0])
     with Work(Console(file=said, width=100), lambda: next(now)) as work:
-        for done in (1, 10, 26, 27, 50, 100, 100):
+        for done in (1, 10, 26, 27, 51, 100, 100):
             work.show("read [x]", done << 20, 100 << 20)
 
     assert said.getvalue().splitlines() == [
-        "read [x]: 26% of 100.0 MiB, 26.0 MiB/s, 3 s left",
-        "read [x]: 50% of 100.0 MiB, 25.0 MiB/s, 2 s left",
-        "read [x]: 100% of 100.0 MiB, 25.0 MiB/s",
+        "read [x]: 26% of 100.0 MiB, 25.0 MiB/s, 3 s left",
+        "read [x]: 51% of 100.0 MiB, 25.0 MiB/s, 2 s left",
+        "read [x]: 100% of 100.0 MiB, 24.8 MiB/s",
+    ]
+
+
+def test_E1_progress_has_no_rate_of_what_was_done_before_it_was_first_shown() -> None:
+    said = StringIO()
+    now = iter([0.0, 0.001, 2.0])
+    with Work(Console(file=said, width=100), lambda: next(now)) as work:
+        work.show("write", 32 << 20, 100 << 20)
+        work.show("write", 100 << 20, 100 << 20)
+
+    assert said.getvalue().splitlines() == [
+        "write: 32% of 100.0 MiB",
+        "write: 100% of 100.0 MiB, 34.0 MiB/s",
     ]
 
 

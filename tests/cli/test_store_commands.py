@@ -339,7 +339,7 @@ def test_A8_rm_asks_and_deletes_the_generations_of_one_key(store: LocalStore) ->
     assert f"Delete {one[:12]} (00000002, 00000001), {size(2 * one_bytes)}? [y/N]:" in refused.stderr
     assert len(store.list_stored()) == 3
     no_such = run(store, "rm", one, "--generation", "00000009", "--yes")
-    assert (no_such.exit_code, "has no generation 00000009" in no_such.stderr) == (2, True)
+    assert (no_such.exit_code, "has no generation 00000009; it has 0000000" in no_such.stderr) == (2, True)
     assert done(store, "rm", one, "--generation", "00000001", "--yes") == (
         f"removed {one[:12]} (00000001), freed {size(one_bytes)}\n"
     )

@@ -18,6 +18,8 @@ _QUARTERS: Final = 4
 @dataclass(slots=True)
 class _Step:
     began_s: float
+    began_bytes: int
+    """What was done when it was first shown: nobody knows how long that took."""
     task: "TaskID | None"
     shown: int = field(default=0)
     """Quarters that a plain line told of."""
@@ -48,22 +50,23 @@ class Work:
         step = self._steps.get(name)
         if step is None:
             task = None if self._bars is None else self._bars.add_task(name, total=None)
-            step = self._steps[name] = _Step(self._clock(), task)
+            step = self._steps[name] = _Step(self._clock(), done, task)
         if self._bars is not None and step.task is not None:
             self._bars.update(step.task, completed=done, total=total)
             return
         quarters = _QUARTERS if done >= total else _QUARTERS * done // total
         if quarters > step.shown:
             step.shown = quarters
-            self._console.print(_plain(name, done, total, self._clock() - step.began_s), highlight=False, markup=False)
+            told = _plain(name, done, total, done - step.began_bytes, self._clock() - step.began_s)
+            self._console.print(told, highlight=False, markup=False)
 
 
-def _plain(name: str, done: int, total: int, spent_s: float) -> str:
+def _plain(name: str, done: int, total: int, since_bytes: int, spent_s: float) -> str:
     share = f"{name}: {100 if done >= total else 100 * done // total}% of {size(total)}"
-    if spent_s <= 0 or done <= 0:
+    if spent_s <= 0 or since_bytes <= 0:
         return share
-    left = "" if done >= total else f", {(total - done) * spent_s / done:.0f} s left"
-    return f"{share}, {size(int(done / spent_s))}/s{left}"
+    left = "" if done >= total else f", {(total - done) * spent_s / since_bytes:.0f} s left"
+    return f"{share}, {size(int(since_bytes / spent_s))}/s{left}"
 
 
 def _bars(console: "Console") -> "Progress":

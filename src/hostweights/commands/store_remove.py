@@ -60,9 +60,12 @@ def rm(
     from hostweights.messages.failure import Code, Stage, error
 
     with opened(root, debug=debug) as upkeep:
-        chosen = [each for each in upkeep.of_key(key) if generation in {None, each.generation}]
+        found = upkeep.of_key(key)
+        chosen = [each for each in found if generation in {None, each.generation}]
         if not chosen:
-            raise error(Stage.LOOKUP, Code.ARTIFACT_MISSING, f"the key {key} has no generation {generation}")
+            there = ", ".join(each.generation for each in found)
+            text = f"the key {found[0].key[:SHORT_KEY]} has no generation {generation}; it has {there}"
+            raise error(Stage.LOOKUP, Code.ARTIFACT_MISSING, text)
         full_key, total = chosen[0].key, sum(each.size_bytes for each in chosen)
         numbers = ", ".join(each.generation for each in chosen)
         confirmed(f"Delete {full_key[:SHORT_KEY]} ({numbers}), {size(total)}?", yes=yes)
