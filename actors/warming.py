@@ -17,7 +17,7 @@ from ..hwr.packed.logical import identity_to_use, is_packed, logical_tensors
 from ..hwr.packed.producer import PackingProducer
 from ..hwr.planner import plan_ownership
 from ..hwr.producers import CheckpointProducer, identity_for
-from ..hwr.records import ModelRecord, generic_record
+from ..hwr.records import ModelRecord, check_record, generic_record
 from ..hwr.sharding import shard_skeleton
 from ..hwr.skeleton import build_skeleton
 from ..hwr.source import source_digest
@@ -70,11 +70,13 @@ def warm(
     """
     begun = time.monotonic()
     config = checked_config(config)
+    if record is not None:
+        check_record(record)
     budget = budget or PlainBudget()
     step = progress or _ignore
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and try again"):
         skeleton: torch.nn.Module = build_skeleton(factory)
-    record = record or generic_record(skeleton)
+    record = generic_record(skeleton) if record is None else record
     shard_skeleton(skeleton, record)
     final = config.representation is Representation.FINAL
     fp8 = None if final else quantise_skeleton(skeleton, record, config.representation)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from ..messages.dtypes import DType
-from ..messages.failure import Code, Stage, error
+from ..messages.failure import Code, HostWeightsError, Stage, error
 
 
 class Packing(msgspec.Struct, frozen=True):
@@ -127,6 +127,31 @@ class ModelRecord(msgspec.Struct, frozen=True):
             text = f"record {self.record_id} declares no shards, so that ranks cannot share the model; declare them"
             raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
         return replace(self, tp_size=tp_size, tp_rank=tp_rank)
+
+
+def check_record(record: ModelRecord) -> None:
+    """Raise invalid_config, naming the field, for a record with one that is not what its type says.
+
+    Nothing checks a record that is made in Python.
+    """
+    if not isinstance(record, ModelRecord):
+        raise _refused(f"the record is {record!r}, expected a ModelRecord")
+    if record.validator is not None and not callable(record.validator):
+        raise _refused(f"the record's validator is {record.validator!r}, expected a function of the module, or None")
+    rules = msgspec.to_builtins(replace(record, validator=None), enc_hook=repr)
+    try:
+        msgspec.convert(rules, ModelRecord)
+    except msgspec.ValidationError as wrong:
+        raise _refused(f"a field of the record is not what it must be: {wrong}") from wrong
+    for field, value in rules.items():
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            raise _refused(f"the record's {field} holds text that is not valid Unicode: {value!r}") from None
+
+
+def _refused(text: str) -> HostWeightsError:
+    return error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def ends_with(name: str, ending: str) -> bool:

@@ -14,7 +14,7 @@ from ...hwr.identity import artifact_key
 from ...hwr.ownership import survey
 from ...hwr.packed.logical import identity_to_use
 from ...hwr.producers import ModelProducer, identity_for, production_plan
-from ...hwr.records import ModelRecord, generic_record
+from ...hwr.records import check_record, generic_record
 from ...hwr.restore import plan_restore
 from ...hwr.skeleton import build_skeleton
 from ...hwr.source_memory import SourceMemory, source_fingerprint
@@ -170,9 +170,11 @@ def _adaptation(entry: ModelEntry, prepared: Prepared, budget: Budget) -> Adapta
 
 def _prepare(entry: ModelEntry, representation: Representation) -> Prepared:
     """Everything that is known before the checkpoint is looked at."""
+    if entry.record is not None:
+        check_record(entry.record)
     with answered(Stage.PLANNING, Code.MODEL_FAILED, "the model's factory failed; correct it and load again"):
         module: torch.nn.Module = build_skeleton(entry.factory)
-    record: ModelRecord = entry.record or generic_record(module)
+    record = generic_record(module) if entry.record is None else entry.record
     if representation is Representation.FINAL:
         found = survey(module, record)
         entry.prepared = Prepared(module, record, found.ownership, found)

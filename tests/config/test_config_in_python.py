@@ -7,14 +7,17 @@ from typing import cast
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 
 from hostweights import (
+    Adapter,
     Code,
     Config,
     HostWeights,
     HostWeightsError,
     Mode,
+    ModelRecord,
     ProductionPolicy,
     RuntimePolicy,
     SyncHostWeights,
@@ -103,6 +106,50 @@ def test_D6_what_is_no_setting_is_refused_by_name(tmp_path: Path, changes: dict[
     assert named in refusal(lambda: opened(config))
     assert named in refusal(lambda: warm(config, factory(), make_checkpoint(tmp_path)))
     assert not (tmp_path / "store").exists()
+
+
+RECORD = ModelRecord(record_id="tiny", version=1, component="tiny", blocks=("blocks",))
+
+
+def use(tmp_path: Path, how: str, record: ModelRecord | None = None, adapter: Adapter | None = None) -> None:
+    config, source = settings(tmp_path), make_checkpoint(tmp_path)
+    if how == "warm":
+        warm(config, factory(), source, record=record, adapter=adapter)
+    else:
+        with open_sync(config) as host:
+            host.load(factory(), source, record=record, adapter=adapter)
+
+
+@pytest.mark.parametrize("how", ["warm", "load"])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"blocks": 3}, "$.blocks"),
+        ({"blocks": "blocks"}, "$.blocks"),
+        ({"blocks": ("blocks", 3)}, "$.blocks[1]"),
+        ({"renames": (("a", "\udc80"),)}, "renames holds text that is not valid Unicode"),
+        ({"casts": ((torch.float32, torch.bfloat16),)}, "$.casts[0][0]"),
+        ({"packings": (3,)}, "$.packings[0]"),
+        ({"tp_size": "2"}, "$.tp_size"),
+        ({"validator": 3}, "validator is 3"),
+    ],
+)
+def test_D6_a_record_is_checked_field_by_field(
+    tmp_path: Path, how: str, changes: dict[str, object], named: str
+) -> None:
+    assert named in refusal(lambda: use(tmp_path, how, replace(RECORD, **changes)))
+
+
+@pytest.mark.parametrize("how", ["warm", "load"])
+def test_D6_what_is_no_record_is_refused_and_lists_are_taken_for_tuples(tmp_path: Path, how: str) -> None:
+    assert "expected a ModelRecord" in refusal(lambda: use(tmp_path, how, cast("ModelRecord", "")))
+    use(tmp_path, how, replace(RECORD, blocks=["blocks"]))
+
+
+@pytest.mark.parametrize("how", ["warm", "load"])
+@pytest.mark.parametrize("adapter", ["x", Path("x"), Adapter(cast("str", None)), Adapter("x", cast("float", "1"))])
+def test_D6_what_is_no_adapter_is_refused_by_name(tmp_path: Path, how: str, adapter: object) -> None:
+    assert "the adapter is " in refusal(lambda: use(tmp_path, how, adapter=cast("Adapter", adapter)))
 
 
 def test_D6_a_path_object_and_a_name_that_is_no_text_are_roots(tmp_path: Path) -> None:
