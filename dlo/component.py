@@ -15,6 +15,7 @@ from torch import nn
 from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .contract import Device, Event
+from .discovery import all_parameters
 from .parts import parts_of
 from .resident import Lodging
 from .slots import end_of_compute
@@ -180,12 +181,13 @@ def components(
     made: list[Component] = []
     for path in paths:
         part = _part(module, path)
-        leaves = {id(leaf): leaf for parameter in part.parameters() for _, leaf in parts_of("", parameter)}
+        inside = (parameter for name, parameter in all_parameters(module) if name.startswith(f"{path}."))
+        leaves = {id(leaf): leaf for parameter in inside for _, leaf in parts_of("", parameter)}
         if path in on_demand and leaves.keys() & streamed:
             raise _ambiguous(path, "holds parameters of streamed blocks")
         outside = {
             id(leaf)
-            for name, parameter in module.named_parameters(remove_duplicate=False)
+            for name, parameter in all_parameters(module)
             if not name.startswith(f"{path}.")
             for _, leaf in parts_of(name, parameter)
         }

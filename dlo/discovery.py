@@ -6,7 +6,7 @@ A declaration by the caller is first, the class attribute ``_hostweights_blocks`
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..messages.failure import Code, HostWeightsError, Stage, error
 from .layout import why_not_streamable
@@ -148,19 +148,35 @@ def _blocks_of(module: nn.Module, stacks: Sequence[str]) -> list[str]:
     return paths
 
 
-def _expand(path: str, part: nn.Module) -> Iterator[str]:
+def _expand(path: str, part: nn.Module, above: tuple[nn.Module, ...] = ()) -> Iterator[str]:
     if isinstance(part, nn.ModuleList | nn.ModuleDict):
         for name, member in _members(part):
-            yield from _expand(f"{path}.{name}", member)
+            if not any(member is outer for outer in (*above, part)):
+                yield from _expand(f"{path}.{name}", member, (*above, part))
     else:
         yield path
 
 
 def _members(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Children with their names; a child that stands at two places is given twice."""
-    for name, member in part.named_modules(remove_duplicate=False):
-        if name and "." not in name:
-            yield name, member
+    children: dict[str, nn.Module | None] = vars(part)["_modules"]
+    return ((name, member) for name, member in children.items() if member is not None)
+
+
+def all_parameters(
+    module: nn.Module, lead: str = "", above: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, Tensor]]:
+    """Parameters under all their names, in definition order.
+
+    A module that lies in itself, as a child that keeps its parent, is not entered again there: artifacts name their
+    tensors so.
+    """
+    own: dict[str, Tensor | None] = vars(module)["_parameters"]
+    yield from ((lead + name, parameter) for name, parameter in own.items() if parameter is not None)
+    above |= {id(module)}
+    for name, member in _members(module):
+        if id(member) not in above:
+            yield from all_parameters(member, f"{lead}{name}.", above)
 
 
 def _around(path: str) -> Iterator[str]:
@@ -184,19 +200,22 @@ def _ownership(module: nn.Module, paths: Sequence[str]) -> tuple[tuple[Block, ..
     outside = 0
     owners: dict[int, set[int]] = {}
     by_path = {path: id(module.get_submodule(path)) for path in paths}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        owner = next((by_path[outer] for outer in _around(name) if outer in by_path), outside)
-        owners.setdefault(id(parameter), set()).add(owner)
+    held: dict[str, dict[int, tuple[str, Tensor]]] = {path: {} for path in paths}
+    """By block, its parameters under their first names there."""
+    for name, parameter in all_parameters(module):
+        block = next((outer for outer in _around(name) if outer in by_path), None)
+        owners.setdefault(id(parameter), set()).add(outside if block is None else by_path[block])
+        if block is not None:
+            held[block].setdefault(id(parameter), (name, parameter))
     blocks: list[Block] = []
     resident: list[tuple[str, str]] = []
     seen: set[int] = set()
     for path in paths:
-        part = module.get_submodule(path)
-        if id(part) in seen:
+        if by_path[path] in seen:
             continue  # the same block at two places: one block, used twice
-        seen.add(id(part))
+        seen.add(by_path[path])
         travelling: list[str] = []
-        for name, parameter in part.named_parameters(prefix=path):
+        for name, parameter in held[path].values():
             shared = len(owners[id(parameter)]) > 1
             for leaf_name, leaf in parts_of(name, parameter):
                 reason = "is shared" if shared else why_not_streamable(leaf.data)

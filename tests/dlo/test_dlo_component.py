@@ -54,6 +54,23 @@ def test_C1_a_part_is_on_the_device_only_around_its_use(device: CudaDevice) -> N
     assert addresses(model.norm) == home
 
 
+@pytest.mark.timeout(20)
+def test_C1_a_model_whose_parts_keep_their_parents_streams(device: CudaDevice) -> None:
+    model = Stack(HIDDEN)
+    expected, home = run(model), addresses(model.norm)
+    model.norm.parent = model
+    for number in range(len(HIDDEN)):
+        model.block(number).parent = model
+    found = discover(model)
+    streamer = Streamer.attach(model, found, device, PrivateBacking(model, found), on_demand=["norm"])
+    assert streamer.sizes.paths == tuple(f"blocks.{number}" for number in range(len(HIDDEN)))
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+        assert [tensor.data_ptr() for tensor in model.norm.parameters(recurse=False)] == home
+    streamer.detach(terminal=False)
+    assert torch.equal(run(model), expected)
+
+
 def test_C1_inside_its_use_a_part_shows_the_devices_tensors_and_an_error_sends_it_home(device: CudaDevice) -> None:
     model = Stack(HIDDEN)
     home = addresses(model.norm)

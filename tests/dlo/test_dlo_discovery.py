@@ -120,6 +120,19 @@ def test_T63_one_block_at_two_places_is_one_block() -> None:
     assert paths(root) == ["layers.0", "layers.1"]
 
 
+def test_T63_a_module_that_lies_in_itself_is_looked_at_once() -> None:
+    model = Stack([4, 4, 4])
+    expected = discover(model)
+    model.norm.parent = model
+    model.blocks.add_module("itself", model.blocks)
+    for number in range(3):
+        model.block(number).parent = model
+        model.block(number).up.siblings = model.blocks
+    assert discover(model, ["blocks"]).blocks == expected.blocks
+    assert discover(model).resident == ()
+    assert paths(model, "norm", "blocks.1") == ["norm", "blocks.1"]
+
+
 def test_T62_what_is_not_one_run_of_memory_stays_resident() -> None:
     model = Stack([4, 4])
     block = model.block(0)
