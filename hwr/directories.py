@@ -58,14 +58,13 @@ class ModelSource(msgspec.Struct, frozen=True):
 def component_names(directory: Path) -> tuple[str, ...]:
     """The components of a pipeline's directory that hold weights this library can load, in the pipeline's order.
 
-    A directory with a model of its own has none. Raises source_missing when it is neither.
+    A directory with a model of its own has none. Raises source_missing for what is neither.
     """
     root = Path(directory)
     if not (root / "model_index.json").is_file():
         if (root / "config.json").is_file():
             return ()
-        text = f"{root} has neither model_index.json nor config.json; expected a directory that diffusers or "
-        raise error(Stage.SOURCE, Code.SOURCE_MISSING, f"{text}transformers has saved", file=root)
+        raise _no_directory(root)
     index = _read_json(root / "model_index.json")
     return tuple(name for name, value in index.items() if _is_component(root, name, value))
 
@@ -98,15 +97,41 @@ def model_source(
     if component is not None and component not in names:
         text = f"{root} has no component {component} with safetensors weights; it has {', '.join(names) or 'none'}"
         raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root)
+    if component is None and not names and not (root / "config.json").is_file():
+        raise _no_component(root)
     folder = root / component if component is not None else root / names[0] if names else root
     config = _read_json(folder / "config.json")
     found = _diffusers_class(folder, config) if "_class_name" in config else _transformers_class(folder, config)
     return _finished(found, _weights(folder, found.stem, variant), dtype, memory)
 
 
+def _no_directory(root: Path) -> HostWeightsError:
+    saved = "a directory that diffusers or transformers has saved"
+    other = "other checkpoints need a factory that builds their class (hostweights warm --factory MODULE:CALLABLE)"
+    if root.is_dir():
+        text = f"{root} has neither model_index.json nor config.json; expected {saved}; {other}"
+    elif root.exists():
+        text = f"{root} is a file, which does not say how its model is built; expected {saved}; {other}"
+    else:
+        text = f"{root} does not exist; expected {saved}"
+    return error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root)
+
+
+def _no_component(root: Path) -> HostWeightsError:
+    named = [name for name, value in _read_json(root / "model_index.json").items() if _is_named(value)]
+    wanted = f"a config.json and *{SUFFIX} files"
+    what = f"none of {', '.join(named[:10])} is there with {wanted}" if named else "its model_index.json names none"
+    text = f"{root} is a pipeline's directory without components to load: {what}; save the whole pipeline there"
+    return error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=root)
+
+
+def _is_named(value: object) -> bool:
+    """Whether an entry of a pipeline's index names a class of one of the two libraries."""
+    return isinstance(value, list) and len(value) == 2 and value[0] in tuple(_STEMS)
+
+
 def _is_component(root: Path, name: str, value: object) -> bool:
-    named = isinstance(value, list) and len(value) == 2 and value[0] in tuple(_STEMS)
-    named = named and "/" not in name and name not in _NOT_INSIDE
+    named = _is_named(value) and "/" not in name and name not in _NOT_INSIDE
     folder = root / name
     try:
         return named and (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}"))

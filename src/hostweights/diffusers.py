@@ -51,7 +51,10 @@ async def load_pipeline(
     """
     names = await anyio.to_thread.run_sync(list_components, directory)
     if not names:
-        text = f"{directory} is no pipeline's directory (it has no model_index.json); load it with load_diffusers"
+        if await anyio.to_thread.run_sync((Path(directory) / "model_index.json").is_file):
+            text = f"{directory} is a pipeline's directory without components to load; save the whole pipeline there"
+        else:
+            text = f"{directory} is no pipeline's directory (it has no model_index.json); load it with load_diffusers"
         raise error(Stage.SOURCE, Code.SOURCE_MISSING, text, file=directory)
     models: dict[str, LoadedModel] = {}
     try:

@@ -24,6 +24,26 @@ def test_B9_directory_of_neither_library_says_what_was_looked_for(tmp_path: Path
         model_source(tmp_path)
 
 
+def test_B9_what_is_no_directory_is_told_apart_and_the_way_out_named(tmp_path: Path) -> None:
+    with refused(Code.SOURCE_MISSING, "has neither", "--factory"):
+        model_source(tmp_path)
+    with refused(Code.SOURCE_MISSING, "does not exist"):
+        model_source(tmp_path / "nowhere")
+    with refused(Code.SOURCE_MISSING, "is a file", "--factory"):
+        model_source(save(tmp_path / "model.safetensors", {"w": torch.zeros(2)}))
+
+
+def test_B9_a_pipeline_without_its_components_says_which_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "vae").mkdir()
+    index = {"_class_name": "P", "transformer": ["diffusers", "X"], "vae": ["diffusers", "Y"], "custom": ["own", "W"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    with refused(Code.SOURCE_MISSING, "a pipeline's directory", "none of transformer, vae is there"):
+        model_source(tmp_path)
+    (tmp_path / "model_index.json").write_text("{}")
+    with refused(Code.SOURCE_MISSING, "a pipeline's directory", "names none"):
+        model_source(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", "null", '{"a": \xff}', "[" * 100_000])
 def test_B9_configuration_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")

@@ -103,3 +103,11 @@ async def test_a_directory_of_one_model_is_refused_with_the_way_out(directory: P
     async with HostWeights(Config(root=str(tmp_path / "store"), mode=Mode.DISABLED)) as host:
         with pytest.raises(HostWeightsError, match="load_diffusers"):
             await load_pipeline(host, directory / "unet")
+
+
+async def test_a_pipeline_without_its_components_is_called_one(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text((directory / "model_index.json").read_text())
+    async with HostWeights(Config(root=str(tmp_path / "store"), mode=Mode.DISABLED)) as host:
+        with pytest.raises(HostWeightsError, match="without components to load") as caught:
+            await load_pipeline(host, tmp_path)
+    assert caught.value.code is Code.SOURCE_MISSING
