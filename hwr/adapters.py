@@ -180,7 +180,7 @@ def _pairs(
             square = checkpoint.tensors[up].stored.shape[:1] == found.stored.shape[1:]
             if square and settings.get("fan_in_fan_out"):
                 text = f"has fan_in_fan_out, and {name} belongs to no Linear or Conv1D that would tell how it lies"
-                raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+                raise _refused(checkpoint.place, text, Code.UNSUPPORTED)
         scale = _scale(checkpoint, lead, settings, strength, rank, budget)
         pairs[name] = _Pair(key, up, scale, transposed is True)
         used |= {key, up, lead + _ALPHA}
@@ -215,7 +215,7 @@ def _scale(
         scale = math.inf
     if not abs(scale) <= _LARGEST_SCALE:  # nor is NaN
         text = f"gives {lead} the scale {scale} at strength {strength}, which is no finite number"
-        raise _refused(checkpoint.root, text, Code.UNSUPPORTED)
+        raise _refused(checkpoint.place, text, Code.UNSUPPORTED)
     return scale
 
 
@@ -223,15 +223,15 @@ def _alpha(checkpoint: Checkpoint, lead: str, settings: dict[str, object], rank:
     key = lead + _ALPHA
     stated = settings.get("lora_alpha", rank)
     if not isinstance(stated, int | float):
-        raise _refused(checkpoint.root, f"has lora_alpha {stated!r}, expected a number", Code.UNSUPPORTED)
+        raise _refused(checkpoint.place, f"has lora_alpha {stated!r}, expected a number", Code.UNSUPPORTED)
     if key not in checkpoint.tensors:
         return float(stated)
     shape = checkpoint.tensors[key].stored.shape
     if math.prod(shape) != 1:
-        raise _refused(checkpoint.root, f"has {key} of shape {list(shape)}, expected one number", Code.SOURCE_CORRUPT)
+        raise _refused(checkpoint.place, f"has {key} of shape {list(shape)}, expected one number", Code.SOURCE_CORRUPT)
     found = checkpoint.read(key, budget).float().item()
     if "lora_alpha" in settings and stated != found:
-        raise _refused(checkpoint.root, f"has lora_alpha {stated} and {key} {found}", Code.UNSUPPORTED)
+        raise _refused(checkpoint.place, f"has lora_alpha {stated} and {key} {found}", Code.UNSUPPORTED)
     return found
 
 

@@ -46,6 +46,11 @@ class Checkpoint(Struct, frozen=True):
         """The stamp of each file, in order."""
         return tuple(file.stamp for file in self.files)
 
+    @property
+    def place(self) -> Path:
+        """What a person knows it by: its file, or the folder of several."""
+        return self.files[0].path if len(self.files) == 1 else self.root
+
     def verify_unchanged(self) -> None:
         """Raise source_changed when a file, or what its name leads to, is not what it was when it was opened."""
         for file in self.files:
@@ -62,8 +67,8 @@ class Checkpoint(Struct, frozen=True):
         """The tensor of a key; raises coverage_incomplete when there is none."""
         found = self.tensors.get(key)
         if found is None:
-            text = f"checkpoint {self.root} holds no tensor {key}"
-            raise error(Stage.SOURCE, Code.COVERAGE_INCOMPLETE, text, tensor=key, file=self.root)
+            text = f"checkpoint {self.place} holds no tensor {key}"
+            raise error(Stage.SOURCE, Code.COVERAGE_INCOMPLETE, text, tensor=key, file=self.place)
         return found
 
     def read(self, key: str, budget: Budget) -> torch.Tensor:

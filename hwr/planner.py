@@ -159,7 +159,7 @@ def _require_equal(first: Binding, second: Binding, checkpoint: Checkpoint, budg
         raise error(
             Stage.PLANNING,
             Code.SOURCE_AMBIGUOUS,
-            f"tensor {first.name} could come from {_keys(first)} or {_keys(second)} of checkpoint {checkpoint.root}, "
+            f"tensor {first.name} could come from {_keys(first)} or {_keys(second)} of checkpoint {checkpoint.place}, "
             "which differ; remove one of them, untie the model, or let its record lead to one",
             tensor=first.name,
             found=f"{_keys(first)}, {_keys(second)}",
@@ -176,7 +176,7 @@ def _incomplete(missing: Sequence[str], unused: Sequence[str], checkpoint: Check
     return error(
         Stage.PLANNING,
         Code.COVERAGE_INCOMPLETE,
-        f"checkpoint {checkpoint.root} lacks {len(missing)} tensors of the model: "
+        f"checkpoint {checkpoint.place} lacks {len(missing)} tensors of the model: "
         f"{', '.join(missing[:_SHOWN])}{more}{hint}",
         tensor=missing[0],
         missing=len(missing),
