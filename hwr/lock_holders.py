@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from ..messages.failure import visible
 from .filesystem import files
 
 _NUMBER: Final = re.compile(r"[0-9]{1,10}")
@@ -50,7 +51,7 @@ def process_name(pid: int) -> str:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="backslashreplace").strip()
     except OSError:
         return ""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
+    return visible(name)
 
 
 def describe_process(pid: int) -> str:

@@ -134,3 +134,8 @@ def error(stage: Stage, code: Code, text: str, *, retryable: bool = False, **det
 def printable(text: str) -> str:
     """The text with what no encoding can hold (bytes of a path that are not Unicode) written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def visible(text: str) -> str:
+    """The text with escapes for what a terminal would obey or not show; names that others wrote may hold it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

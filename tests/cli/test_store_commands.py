@@ -143,6 +143,24 @@ def test_A15_a_holder_that_calls_itself_what_a_terminal_obeys_is_shown_by_escape
         child.end()
 
 
+def test_A15_names_of_another_s_manifest_that_a_terminal_obeys_are_shown_by_escapes(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    key = publish(store, "acme/\x1b[2J\x07one\n\u202e\x9b1m")
+    name, reason = r"acme/\x1b[2J\x07one\n\u202e\x9b1m", r"found \x1b]0;x\x07"
+    url = f"file://{tmp_path}/remote"
+    assert name in done(store, "list")
+    assert name in done(store, "show", key[:8])
+    assert name in run(store, "push", key, url).stdout
+    store.condemn(key, "00000001", Code.CHECKSUM_MISMATCH, "found \x1b]0;x\x07")
+    assert reason in done(store, "show", key[:8])
+    refused = run(store, "push", key, url)
+    assert refused.exit_code == 2
+    assert reason in refused.stderr
+    for shown in (done(store, "list"), done(store, "show", key[:8]), refused.output):
+        assert all(letter.isprintable() for letter in shown.replace("\n", ""))
+
+
 def test_E2_a_root_whose_name_is_too_long_is_a_typed_failure(tmp_path: Path) -> None:
     result = run(tmp_path / ("a" * 300), "list")
     assert result.exit_code == 2

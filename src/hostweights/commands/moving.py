@@ -24,7 +24,9 @@ def run_move(move: "Callable[[PlainBudget, Progress], Moved]", verb: str, *, as_
     if as_json:
         print_json(moved)
         return
+    from hostweights.messages.failure import visible
+
     how = "already there" if moved.already else verb
     line = f"{moved.name}: {how}, {moved.size_bytes / 2**20:.1f} MiB, {moved.seconds:.1f} s"
-    Console().print(line, highlight=False, markup=False)
-    Console().print(f"  {moved.directory}", highlight=False, markup=False, soft_wrap=True)
+    Console().print(visible(line), highlight=False, markup=False)
+    Console().print(visible(f"  {moved.directory}"), highlight=False, markup=False, soft_wrap=True)

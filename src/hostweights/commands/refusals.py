@@ -55,4 +55,6 @@ def print_json(result: object) -> None:
 def _line(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True).print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
+    from hostweights.messages.failure import visible
+
+    Console(stderr=True).print(visible(" ".join(text.splitlines())), markup=False, highlight=False, soft_wrap=True)

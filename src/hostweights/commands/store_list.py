@@ -55,13 +55,15 @@ def _show(console: "Console", state: "StoreState") -> None:
 def _cells(entry: "Entry") -> tuple[str, ...]:
     from rich.markup import escape
 
+    from hostweights.messages.failure import visible
+
     known = [holder.pss_bytes for holder in entry.holders if holder.pss_bytes is not None]
     names = ", ".join(f"{holder.pid} {holder.name}".strip() for holder in entry.holders)
     return (
         entry.key[:SHORT_KEY],
         entry.generation,
-        escape(entry.model or "?"),
-        escape(entry.component or "?"),
+        escape(visible(entry.model) or "?"),
+        escape(visible(entry.component) or "?"),
         size(entry.size_bytes),
         state_of(entry),
         ago(time.time() - entry.last_lease_s),

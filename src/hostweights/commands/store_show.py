@@ -46,23 +46,25 @@ def _show_why(differing: "tuple[DifferingField, ...]") -> None:
 def _show_contents(found: "tuple[Contents, ...]") -> None:
     import msgspec
 
+    from hostweights.messages.failure import visible
+
     newest = found[0]
     typer.echo(f"key {newest.entry.key}")
     for part, value in msgspec.to_builtins(newest.identity).items():
         shown = ", ".join(f"{name} {text}" for name, text in value.items()) if isinstance(value, dict) else value
-        typer.echo(f"  {part}: {shown}")
+        typer.echo(visible(f"  {part}: {shown}"))
     for each in found:
         entry = each.entry
-        typer.echo(f"generation {entry.generation}: {state_of(entry)}, publication {each.publication_id}")
-        typer.echo(f"  {entry.directory}")
+        typer.echo(visible(f"generation {entry.generation}: {state_of(entry)}, publication {each.publication_id}"))
+        typer.echo(visible(f"  {entry.directory}"))
         typer.echo(
             f"  {size(entry.size_bytes)} in {each.files} files, {each.tensors} tensors, {each.aliases} aliases, "
             f"{each.blocks} blocks, content {each.content}"
         )
         if each.packed is not None:
-            typer.echo(f"  {_packed(each.packed)}")
+            typer.echo(visible(f"  {_packed(each.packed)}"))
         if entry.condemned is not None:
-            typer.echo(f"  condemned: {entry.condemned}")
+            typer.echo(visible(f"  condemned: {entry.condemned}"))
         for holder in entry.holders:
             pss = "unknown PSS" if holder.pss_bytes is None else f"PSS {size(holder.pss_bytes)}"
             typer.echo(f"  mapped by process {holder.pid} {holder.name}: {pss}")

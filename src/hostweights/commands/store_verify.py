@@ -30,9 +30,11 @@ def verify(
     if as_json:
         print_json(rows)
     else:
+        from hostweights.messages.failure import visible
+
         for row in rows:
             sound = f"sound, {size(int(row['size_bytes'] or 0))}"
-            typer.echo(f"{str(row['key'])[:SHORT_KEY]} {row['generation']}: {row['damage'] or sound}")
+            typer.echo(visible(f"{str(row['key'])[:SHORT_KEY]} {row['generation']}: {row['damage'] or sound}"))
     if any(row["damage"] for row in rows):
         raise typer.Exit(1)
 
@@ -79,10 +81,12 @@ def scrub(root: Root = None, as_json: AsJson = False, debug: Debug = False) -> N
     if as_json:
         print_json(found)
     else:
+        from hostweights.messages.failure import visible
+
         for text in found.damaged:
-            typer.echo(f"damaged: {text}")
+            typer.echo(visible(f"damaged: {text}"))
         for text in found.unread:
-            typer.echo(f"not read: {text}")
+            typer.echo(visible(f"not read: {text}"))
         typer.echo(f"{found.sound} sound, {size(found.sound_bytes)}; {len(found.damaged)} damaged")
     if found.damaged or found.unread:
         raise typer.Exit(1)
