@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -58,6 +59,27 @@ async def test_E4_asked_processes_answer_with_their_snapshot(tmp_path: Path) -> 
     assert [each.name for each in found] == ["worker-0", "worker-1"]
     assert (failed, elsewhere) == ([], [])
     assert list((tmp_path / "run").iterdir()) == []
+
+
+async def test_E4_a_process_with_a_root_that_is_no_unicode_is_shown_by_escapes(tmp_path: Path) -> None:
+    root = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    async with (
+        HostWeights(Config(root=root)) as host,
+        Observer(host) as observer,
+        Endpoint(observer.snapshot, tmp_path / "run"),
+    ):
+        found, failed = await ask_all(tmp_path / "run", root=root)
+        elsewhere, _ = await ask_all(tmp_path / "run", root=str(tmp_path))
+
+    assert ([each.root for each in found], failed, elsewhere) == ([f"{tmp_path}/\\udcff"], [], [])
+
+
+@pytest.mark.parametrize("name", ["w\udc80", "x" * 1025, 7])
+async def test_E4_a_name_that_no_snapshot_can_have_is_refused(tmp_path: Path, name: object) -> None:
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        with pytest.raises(HostWeightsError, match="an observer cannot be named") as caught:
+            Observer(host, name=cast("str", name))
+    assert caught.value.code is Code.INVALID_CONFIG
 
 
 async def test_E4_directory_and_socket_are_the_users_alone(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Final, Literal, Self
 import msgspec
 
 from hostweights.messages.base import Record, Text
-from hostweights.messages.failure import Code, HostWeightsError, Stage, error
+from hostweights.messages.failure import Code, HostWeightsError, Stage, error, printable
 from hostweights.observe.snapshot import Snapshot
 
 ASK_BYTES: Final = 1024
@@ -198,7 +198,8 @@ async def ask_all(directory: Path | None = None, root: str | None = None) -> tup
     make_private(directory)
     paths = sorted(directory.glob("*.sock"))[:4096]
     answers = await asyncio.gather(*(ask(path) for path in paths))
-    found = [each for each in answers if isinstance(each, Snapshot) and root in (None, each.root)]
+    wanted = None if root is None else printable(root)
+    found = [each for each in answers if isinstance(each, Snapshot) and wanted in (None, each.root)]
     failed = [each for each in answers if isinstance(each, Unreachable) and not _swept(Path(each.path))]
     return sorted(found, key=lambda each: (each.root, each.name, each.pid)), failed
 

@@ -7,9 +7,12 @@ from collections import Counter
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from hostweights.actors import HostWeights
 from hostweights.actors.kernel.events import Subscription
-from hostweights.messages.base import Message
+from hostweights.messages.base import Message, Name
+from hostweights.messages.failure import Code, Stage, error, printable
 from hostweights.messages.report import Outcome, PublicationOutcome, PublicationReport, ResolutionReport
 from hostweights.messages.store import BuildProgress, Memory
 from hostweights.observe.snapshot import Snapshot
@@ -22,11 +25,12 @@ class Observer:
     """``async with Observer(host) as observer:`` inside the host's own block; counts begin there.
 
     ``name`` tells the process from others of the same root, such as ``worker-1``. Belongs to the host's loop.
+    Raises HostWeightsError(invalid_config) for a name that no snapshot can have.
     """
 
     def __init__(self, host: HostWeights, *, name: str | None = None, memory_every_s: float = MEMORY_EVERY_S) -> None:
         self._host = host
-        self._name = name or f"process-{os.getpid()}"
+        self._name = _checked(name or f"process-{os.getpid()}")
         self._memory_every_s = memory_every_s
         self._started_unix_s = time.time()
         self._resolutions: Counter[Outcome] = Counter()
@@ -56,7 +60,7 @@ class Observer:
         return Snapshot(
             name=self._name,
             pid=os.getpid(),
-            root=self._host.config.root,
+            root=printable(self._host.config.root),
             started_unix_s=self._started_unix_s,
             taken_unix_s=time.time(),
             taken_s=time.monotonic(),
@@ -93,3 +97,13 @@ class Observer:
         if self._memory is None or now_s - self._memory[0] >= self._memory_every_s:
             self._memory = (now_s, await self._host.memory())
         return self._memory[1]
+
+
+def _checked(name: str) -> str:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(name), type=Name)
+    except (msgspec.ValidationError, UnicodeEncodeError) as found:
+        text = (
+            f"an observer cannot be named {str(name)[:100]!r}: {found}; expected Unicode text of 1 to 1024 characters"
+        )
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text) from found

@@ -9,8 +9,9 @@ from hostweights.messages.store import BuildProgress, Memory
 class Snapshot(Record, frozen=True, kw_only=True):
     """What a host has done since it was observed, and what it holds now.
 
-    ``taken_s`` is of the clock that only goes on, so that two snapshots of one process give rates. ``memory`` may be
-    some seconds older than the rest. ``builds`` are the publications being written now.
+    ``root`` has escapes for bytes of the path that are no Unicode. ``taken_s`` is of the clock that only goes on, so
+    that two snapshots of one process give rates. ``memory`` may be some seconds older than the rest. ``builds`` are the
+    publications being written now.
     """
 
     name: Name
