@@ -11,6 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ..hwr.records import ModelRecord
 from ..messages.config import Config
+from ..messages.failure import Code, Stage, error
 from ..messages.report import PublicationReport
 from ..messages.store import LeaseInfo, Memory
 from ..messages.transport import RingStats
@@ -31,8 +32,10 @@ def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
     """Open a HostWeights for blocking code; leaving the block closes it, and so does the end of the interpreter."""
     with start_blocking_portal(name="hostweights") as portal:
         host = HostWeights(config)
+        sync = SyncHostWeights(host, portal)
 
         def end() -> None:
+            sync._ended = True  # noqa: SLF001  one module, one owner
             portal.call(host.close)
             portal.call(portal.stop)
 
@@ -40,8 +43,9 @@ def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
         at_exit.arm()  # before its actors, so that they are stopped and not left without threads
         try:
             portal.call(host.open)
-            yield SyncHostWeights(host, portal)
+            yield sync
         finally:
+            sync._ended = True  # noqa: SLF001  one module, one owner
             if at_exit.disarm():
                 portal.call(host.close)
 
@@ -49,12 +53,21 @@ def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
 class SyncHostWeights:
     """Blocking calls to one HostWeights; each returns what its async twin returns. Forwards run in the caller.
 
-    A load or an attach whose wait is interrupted, by Ctrl-C say, is undone first.
+    A load or an attach whose wait is interrupted, by Ctrl-C say, is undone first. After the ``open_sync`` block each
+    raises HostWeightsError(actor_stopped).
     """
 
     def __init__(self, host: HostWeights, portal: BlockingPortal) -> None:
         self._host = host
-        self._portal = portal
+        self._loop = portal
+        self._ended = False
+
+    @property
+    def _portal(self) -> BlockingPortal:
+        if self._ended:
+            text = "this HostWeights was closed when its open_sync block was left; use it inside, or open another"
+            raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
+        return self._loop
 
     def _begin(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[None]]) -> T:
         """The result of ``work``; when the wait for it is interrupted, it is cancelled, or undone if it came to one."""
@@ -74,7 +87,7 @@ class SyncHostWeights:
             future.cancel()
             ended.wait()
             for result in results:
-                self._portal.call(undo, result)
+                self._loop.call(undo, result)
             raise
         return results[0]
 

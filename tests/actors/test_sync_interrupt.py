@@ -1,13 +1,14 @@
-"""D2: an interrupt while the sync facade loads leaves no model and no lease."""
+"""D2: an interrupt while the sync facade loads leaves no model and no lease; after its block every call is refused."""
 
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from hostweights import Config, open_sync
+from hostweights import Code, Config, HostWeightsError, open_sync
 from tiny_model import Tiny, factory, make_checkpoint, plain, run
 
 
@@ -28,3 +29,27 @@ def test_D2_an_interrupted_load_leaves_nothing_that_nobody_holds(tmp_path: Path)
         assert models.ids() == known
         assert host.leases() == leases
         assert torch.equal(run(host.load(factory(), source).module), plain(source))
+
+
+def test_D2_a_call_after_the_block_is_refused_by_name_and_the_model_computes_on(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    with open_sync(Config(root=str(tmp_path / "store"))) as host:
+        model = host.load(factory(), source)
+        attachment = host.attach(model)
+        expected = run(model.module)
+    calls: list[Callable[[], object]] = [
+        lambda: host.load(factory(), source),
+        lambda: host.adopt(model),
+        lambda: host.attach(model),
+        lambda: host.detach(attachment),
+        lambda: host.record(attachment),
+        lambda: host.ring(attachment),
+        lambda: host.unload(model),
+        host.leases,
+        host.memory,
+    ]
+    for call in calls:
+        with pytest.raises(HostWeightsError, match="open_sync block was left") as caught:
+            call()
+        assert caught.value.code is Code.ACTOR_STOPPED
+    assert torch.equal(run(model.module), expected)
