@@ -136,6 +136,7 @@ class HostWeights:
         this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
         terminal failure of the resolution.
         """
+        _check_group("together", together)
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else checked_mode(mode)
         check_remote(self._config, mode)
@@ -252,6 +253,7 @@ class HostWeights:
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
         self._refuse_unloading(model)
+        _check_group("gather", gather)
         attachment_id = _new_id("attachment")
         request = _checked(
             Attach(
@@ -471,6 +473,16 @@ def _checked(request: M, choices: str = "") -> M:
     except (TypeError, ValueError, OverflowError) as wrong:  # msgspec's ValidationError is a ValueError
         text = f"{type(request).__name__} was asked for what it does not have: {wrong}{choices}"
         raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
+
+
+def _check_group(argument: str, found: object) -> None:
+    """Refuse what an untyped caller gives for a group; whoever gives one has imported its class."""
+    if found is not None:
+        from .groups import WeightGroup
+
+        if not isinstance(found, WeightGroup):
+            text = f"{argument} is {found!r}, expected a WeightGroup or None"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def _warn(report: ResolutionReport) -> None:

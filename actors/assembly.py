@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 
 from ..hwr.source_memory import SourceMemory
@@ -168,12 +168,11 @@ class Assembly:
         return None if directory is None else SourceMemory.beside(directory)
 
     async def ask(self, recipient: str, message: Message, timeout_s: float | None = None) -> Message:
-        """Ask one of the four actors; an infinite timeout is none."""
+        """Ask one of the four actors; an infinite timeout is none. Raises invalid_config for one that is no number."""
         if self._ending and isinstance(message, _BEGINNING):
             text = "HostWeights is being closed and begins nothing new; open it again first"
             raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
-        timeout_s = None if timeout_s == inf else timeout_s
-        return await self.system.ask(recipient, message, timeout_s=timeout_s)
+        return await self.system.ask(recipient, message, timeout_s=_finite(timeout_s))
 
     def tell(self, recipient: str, message: Message) -> None:
         """Send clean-up that must not fail the caller; a stopped system has nothing left to clean up."""
@@ -210,3 +209,12 @@ class Assembly:
         assert isinstance(leases, Leases)
         for lease in leases.leases:
             await system.ask(STORE, Release(lease_id=lease.lease_id))
+
+
+def _finite(timeout_s: object) -> float | None:
+    if timeout_s is None or timeout_s == inf:
+        return None
+    if not isinstance(timeout_s, int | float) or isnan(timeout_s):
+        text = f"timeout_s is {timeout_s!r}, expected a number of seconds or None"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+    return timeout_s

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 import threading
 from pathlib import Path
 
@@ -427,6 +428,17 @@ async def test_D2_arguments_of_a_wrong_type_are_refused_and_the_host_goes_on(tmp
             with pytest.raises(HostWeightsError) as caught:
                 await host.attach(model, slots=slots)  # type: ignore[arg-type]  # what an untyped caller may give
             assert caught.value.code is Code.INVALID_CONFIG
+        for timeout_s in ("5", math.nan):
+            with pytest.raises(HostWeightsError, match="expected a number of seconds") as caught:
+                await host.attach(model, timeout_s=timeout_s)  # type: ignore[arg-type]  # an untyped caller's
+            assert caught.value.code is Code.INVALID_CONFIG
+            with pytest.raises(HostWeightsError, match="expected a number of seconds") as caught:
+                await host.load(factory(), source, timeout_s=timeout_s)  # type: ignore[arg-type]
+            assert caught.value.code is Code.INVALID_CONFIG
+        with pytest.raises(HostWeightsError, match="gather is 'x', expected a WeightGroup"):
+            await host.attach(model, gather="x")  # type: ignore[arg-type]  # an untyped caller's
+        with pytest.raises(HostWeightsError, match="together is 'x', expected a WeightGroup"):
+            await host.load(factory(), source, together="x")  # type: ignore[arg-type]  # an untyped caller's
         attachment = await host.attach(model)
         for forwards in ("1", -1, 2**70):
             with pytest.raises(HostWeightsError) as caught:

@@ -340,9 +340,9 @@ async def test_B2_a_record_that_cannot_be_written_down_fails_its_own_load_only(t
     no_blocks = replace(record, blocks=3)
     async with HostWeights(config(tmp_path)) as host:
         for broken in (odd_rename, no_blocks):
-            with pytest.raises(HostWeightsError, match="could not be identified") as caught:
+            with pytest.raises(HostWeightsError, match="record") as caught:
                 await host.load(factory(), source, record=broken)
-            assert caught.value.code is Code.MODEL_FAILED
+            assert caught.value.code is Code.INVALID_CONFIG
             with pytest.raises(HostWeightsError):
                 await host.load(factory(), source, record=no_blocks, mode=Mode.DISABLED)
             await serves(host, source)
