@@ -223,7 +223,7 @@ class Ledger:
 
         That goes without any limit too: a broken-off download may have filled the disk.
         """
-        own = [leftover for leftover in account.leftovers.values() if leftover.key == key]
+        own = [each for each in account.leftovers.values() if each.key == key and each.movable]
         if len(own) == len(account.leftovers):
             return own
         shortage = max(
@@ -283,7 +283,7 @@ class Ledger:
         for name, leftover in account.leftovers.items():
             if found_bytes >= wanted_bytes:
                 break
-            if leftover.key == but_of:
+            if leftover.key == but_of or not leftover.movable:
                 continue
             if leftover.key not in locked:
                 lock = lock_idle(self._workshop, name)

@@ -43,7 +43,7 @@ class Victim:
             directory = LockHandle(generation, flags, dir_fd=key_directory.fd)
             try:
                 place = Place(directory.fd, key_directory.path_of(generation))
-                _check_movable(place)
+                check_movable(place)
                 marker = _locked_marker(place) if lock_directory(directory, place) else _BUSY
             except BaseException:
                 directory.close()
@@ -110,7 +110,8 @@ def lock_directory(directory: LockHandle, place: Place) -> bool:
     return True
 
 
-def _check_movable(place: Place) -> None:
+def check_movable(place: Place) -> None:
+    """Raise PermissionError for an open directory of another user who does not share its removal."""
     found = files().fstat(place.fd)
     if os.geteuid() not in {0, found.st_uid} and not files().access(place.path, os.W_OK):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), place.path)
