@@ -89,10 +89,11 @@ def settle(workshop: Workshop, building: set[str]) -> dict[str, Leftover]:
                 members = _members(place)
                 if any(status.st_nlink > 1 for status in members.values()):
                     members = _without_published(workshop, parent, place)
+                    if not members:
+                        continue
                 size_bytes = sum(each.st_blocks for each in members.values() if each.st_nlink == 1) * _BLOCK_BYTES
-                if members:
-                    trash = f"{key_of(name)}.{secrets.token_hex(8)}"
-                    found[name] = Leftover(name, size_bytes, trash, _is_movable(place))
+                trash = f"{key_of(name)}.{secrets.token_hex(8)}"
+                found[name] = Leftover(name, size_bytes, trash, _is_movable(place))
     return found
 
 
