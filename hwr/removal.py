@@ -33,10 +33,11 @@ class Victim:
 
     @classmethod
     def lock(cls, artifacts: Place, key: str, generation: str) -> Self | None:
-        """Lock a generation for removal without waiting; None while anybody uses it.
+        """Lock a generation for removal; None while anybody uses it.
 
-        Raises FileNotFoundError (or NotADirectoryError) when there is no such generation, and PermissionError when it
-        belongs to another user who does not share its removal.
+        Who only looks at it, which takes moments, is waited for: a second at most. Raises FileNotFoundError (or
+        NotADirectoryError) when there is no such generation, and PermissionError when it belongs to another user who
+        does not share its removal.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY
         with opened_within(artifacts, key) as key_directory:
