@@ -124,7 +124,7 @@ class Ledger:
                 account.recount(self._artifacts)
                 limits = [x for x in (max_store_bytes, self._policy.max_store_bytes) if x is not None]
                 too_much = self._shortage(account, 0, min(limits, default=None))
-                left = self._lock_leftovers(account, account.left_bytes, stack)
+                left = self._lock_leftovers(account, None, stack)
                 too_much -= sum(leftover.size_bytes for leftover in left)
                 order = in_collection_order(self._candidates(account))
                 condemned = sum(candidate.size_bytes for candidate in order if candidate.condemned)
@@ -223,7 +223,7 @@ class Ledger:
 
         That goes without any limit too: a broken-off download may have filled the disk.
         """
-        own = [leftover for leftover in account.leftovers.values() if leftover.key == key]
+        own = [each for each in account.leftovers.values() if each.key == key and each.movable]
         if len(own) == len(account.leftovers):
             return own
         shortage = max(
@@ -274,16 +274,16 @@ class Ledger:
         return found
 
     def _lock_leftovers(
-        self, account: Account, wanted_bytes: int, stack: ExitStack, but_of: str | None = None
+        self, account: Account, wanted_bytes: int | None, stack: ExitStack, but_of: str | None = None
     ) -> list[Leftover]:
-        """Lock what downloads left, and nobody goes on with now, until enough bytes are found."""
+        """Lock what downloads left, and nobody goes on with now, until enough bytes are found; all of it for None."""
         found: list[Leftover] = []
         found_bytes = 0
         locked: set[str] = set()
         for name, leftover in account.leftovers.items():
-            if found_bytes >= wanted_bytes:
+            if wanted_bytes is not None and found_bytes >= wanted_bytes:
                 break
-            if leftover.key == but_of:
+            if leftover.key == but_of or not leftover.movable:
                 continue
             if leftover.key not in locked:
                 lock = lock_idle(self._workshop, name)

@@ -1,6 +1,10 @@
 """Closing what other threads may be inside of: whoever leaves last closes it."""
 
+import os
 from collections.abc import Callable
+from threading import get_ident
+from typing import Final
+from weakref import WeakSet
 
 from ..messages.failure import HostWeightsError
 
@@ -13,11 +17,16 @@ class InUse:
     """
 
     def __init__(self, close: Callable[[], None], refusal: Callable[[], HostWeightsError]) -> None:
-        """``close`` is called once; whoever enters after that was asked for is refused with ``refusal``."""
+        """``close`` is called once; whoever enters after that was asked for is refused with ``refusal``.
+
+        A thread that is inside already is not: what it enters is a step of the call that is waited for.
+        """
         self._closing = False
         self._to_close = [close]
         self._refusal = refusal
-        self._inside: list[None] = []
+        self._inside: list[int] = []
+        """The threads inside, each as often as it entered."""
+        _existing.add(self)
 
     def close(self) -> None:
         """Let nobody in any more, and close now or when the last one leaves. Idempotent."""
@@ -25,13 +34,14 @@ class InUse:
         self._close_unused()
 
     def __enter__(self) -> None:
-        self._inside.append(None)
-        if self._closing:
+        thread = get_ident()
+        self._inside.append(thread)
+        if self._closing and self._inside.count(thread) == 1:
             self.__exit__()
             raise self._refusal()
 
     def __exit__(self, *_: object) -> None:
-        self._inside.pop()
+        self._inside.remove(get_ident())
         if self._closing:
             self._close_unused()
 
@@ -42,3 +52,19 @@ class InUse:
             except IndexError:  # somebody else does it, or has done it
                 return
             close()
+
+    def forget_other_threads(self) -> None:
+        """In a forked child: only the thread that forked is inside, if it was."""
+        thread = get_ident()
+        self._inside = [inside for inside in self._inside if inside == thread]
+
+
+_existing: Final[WeakSet[InUse]] = WeakSet()
+
+
+def _forget_threads_of_the_parent() -> None:
+    for in_use in _existing:
+        in_use.forget_other_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads_of_the_parent)

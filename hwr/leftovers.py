@@ -17,6 +17,7 @@ from .domain import Workshop
 from .filesystem import files
 from .locks import LockHandle, open_lock_file
 from .names import is_key
+from .removal import check_movable
 from .store_files import Place, list_names, opened_within, remove_tree
 
 DIRECTORY_NAME: Final = "downloads"
@@ -31,6 +32,8 @@ class Leftover:
     size_bytes: int
     trash: str
     """What it is called in the staging directory once it was moved there."""
+    movable: bool
+    """Whether this user may move it; another's may be there to be counted only."""
 
     @property
     def key(self) -> str:
@@ -86,9 +89,11 @@ def settle(workshop: Workshop, building: set[str]) -> dict[str, Leftover]:
                 members = _members(place)
                 if any(status.st_nlink > 1 for status in members.values()):
                     members = _without_published(workshop, parent, place)
+                    if not members:
+                        continue
                 size_bytes = sum(each.st_blocks for each in members.values() if each.st_nlink == 1) * _BLOCK_BYTES
-                if members:
-                    found[name] = Leftover(name, size_bytes, f"{key_of(name)}.{secrets.token_hex(8)}")
+                trash = f"{key_of(name)}.{secrets.token_hex(8)}"
+                found[name] = Leftover(name, size_bytes, trash, _is_movable(place))
     return found
 
 
@@ -103,6 +108,14 @@ def _without_published(workshop: Workshop, parent: Place, place: Place) -> dict[
             if not list_names(place):
                 files().rmdir(place.name, dir_fd=parent.fd)
     return _members(place)
+
+
+def _is_movable(place: Place) -> bool:
+    try:
+        check_movable(place)
+    except PermissionError:
+        return False
+    return True
 
 
 def _members(place: Place) -> dict[str, os.stat_result]:

@@ -33,17 +33,18 @@ class Victim:
 
     @classmethod
     def lock(cls, artifacts: Place, key: str, generation: str) -> Self | None:
-        """Lock a generation for removal without waiting; None while anybody uses it.
+        """Lock a generation for removal; None while anybody uses it.
 
-        Raises FileNotFoundError (or NotADirectoryError) when there is no such generation, and PermissionError when it
-        belongs to another user who does not share its removal.
+        Who only looks at it, which takes moments, is waited for: a second at most. Raises FileNotFoundError (or
+        NotADirectoryError) when there is no such generation, and PermissionError when it belongs to another user who
+        does not share its removal.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY
         with opened_within(artifacts, key) as key_directory:
             directory = LockHandle(generation, flags, dir_fd=key_directory.fd)
             try:
                 place = Place(directory.fd, key_directory.path_of(generation))
-                _check_movable(place)
+                check_movable(place)
                 marker = _locked_marker(place) if lock_directory(directory, place) else _BUSY
             except BaseException:
                 directory.close()
@@ -110,7 +111,8 @@ def lock_directory(directory: LockHandle, place: Place) -> bool:
     return True
 
 
-def _check_movable(place: Place) -> None:
+def check_movable(place: Place) -> None:
+    """Raise PermissionError for an open directory of another user who does not share its removal."""
     found = files().fstat(place.fd)
     if os.geteuid() not in {0, found.st_uid} and not files().access(place.path, os.W_OK):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), place.path)

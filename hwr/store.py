@@ -92,7 +92,8 @@ class LocalStore:
         self, identity: ArtifactIdentity, validation: Validation, budget: Budget, *, lease_id: str
     ) -> ArtifactLease | Miss:
         """Lease the newest usable generation under the given id; as ``contract.Store.lookup`` promises."""
-        return self._lookup(self._search(identity, validation, lease_id), budget)
+        with self._in_use:
+            return self._lookup(self._search(identity, validation, lease_id), budget)
 
     def build(
         self,
@@ -109,21 +110,22 @@ class LocalStore:
         ``joined`` says that another builder finished it after this call had missed it. What this call wrote itself is
         not read back: its digests were made from the bytes that were written.
         """
-        search = self._search(identity, validation, lease_id)
-        found = self._lookup(search, budget)
-        if isinstance(found, ArtifactLease):
-            return BuildResult(found, built=False, joined=False)
-        from .layout import lay_out, reservation_bytes
-        from .writer import ArtifactWriter
+        with self._in_use:
+            search = self._search(identity, validation, lease_id)
+            found = self._lookup(search, budget)
+            if isinstance(found, ArtifactLease):
+                return BuildResult(found, built=False, joined=False)
+            from .layout import lay_out, reservation_bytes
+            from .writer import ArtifactWriter
 
-        workshop = self._workshop()
-        layout = lay_out(producer.plan)
-        self._ledger(workshop).check_artifact(search.key, layout.size_bytes)
+            workshop = self._workshop()
+            layout = lay_out(producer.plan)
+            self._ledger(workshop).check_artifact(search.key, layout.size_bytes)
 
-        def write(place: Place) -> Manifest:
-            return ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
+            def write(place: Place) -> Manifest:
+                return ArtifactWriter(place, layout, identity).write(producer.produce(budget), budget, progress)
 
-        return self._make(search, workshop, reservation_bytes(layout), write, budget)
+            return self._make(search, workshop, reservation_bytes(layout), write, budget)
 
     def fetch(
         self,
@@ -142,30 +144,31 @@ class LocalStore:
         else is ever visible; what came right stays, also after this process died, and the next call goes on behind it.
         Each request is made at most ``attempts`` times. Raises what ``build`` raises, and failures of stage remote.
         """
-        search = self._search(identity, validation, lease_id)
-        found = self._lookup(search, budget)
-        if isinstance(found, ArtifactLease):
-            return BuildResult(found, built=False, joined=False)
-        from .remote.artifact import find_artifact, require_identity
-        from .remote.download import Download
-        from .remote.ranges import range_reader
+        with self._in_use:
+            search = self._search(identity, validation, lease_id)
+            found = self._lookup(search, budget)
+            if isinstance(found, ArtifactLease):
+                return BuildResult(found, built=False, joined=False)
+            from .remote.artifact import find_artifact, require_identity
+            from .remote.download import Download
+            from .remote.ranges import range_reader
 
-        workshop = self._workshop()
-        with self._in_use, range_reader(remote, attempts, budget) as reader:
-            artifact = find_artifact(reader, search.key)
-            if artifact is None:
-                return found
-            require_identity(artifact, identity)
-            self._ledger(workshop).check_artifact(search.key, artifact.size_bytes)
-            download = Download(workshop, artifact, reader)
+            workshop = self._workshop()
+            with range_reader(remote, attempts, budget) as reader:
+                artifact = find_artifact(reader, search.key)
+                if artifact is None:
+                    return found
+                require_identity(artifact, identity)
+                self._ledger(workshop).check_artifact(search.key, artifact.size_bytes)
+                download = Download(workshop, artifact, reader)
 
-            def receive(place: Place) -> Manifest:
-                download.sweep()
-                return download.receive(place, budget, progress)
+                def receive(place: Place) -> Manifest:
+                    download.sweep()
+                    return download.receive(place, budget, progress)
 
-            made = self._make(search, workshop, artifact.reservation_bytes, receive, budget, resumes=download.name)
-            download.forget()
-            return made
+                made = self._make(search, workshop, artifact.reservation_bytes, receive, budget, resumes=download.name)
+                download.forget()
+                return made
 
     def _make(
         self,
@@ -184,8 +187,7 @@ class LocalStore:
         from .staging import staged
 
         key = search.key
-        doing = f"build {key} in {self.root}"
-        with self._in_use, os_errors(Stage.PRODUCTION, doing), self._build_lock(workshop, key, budget):
+        with os_errors(Stage.PRODUCTION, f"build {key} in {self.root}"), self._build_lock(workshop, key, budget):
             found = self._lookup(search, budget)
             if isinstance(found, ArtifactLease):
                 return BuildResult(found, built=False, joined=True)
@@ -235,9 +237,8 @@ class LocalStore:
                 try:
                     condemn_generation(self._domain.artifacts, key, generation, code, reason)
                 except FileNotFoundError:
-                    raise error(
-                        Stage.PUBLICATION, Code.ARTIFACT_MISSING, f"{self.root} has no generation {generation} of {key}"
-                    ) from None
+                    text = f"{self.root} has no generation {generation} of {key}"
+                    raise error(Stage.PUBLICATION, Code.ARTIFACT_MISSING, text) from None
 
     def stored_identity(self, key: str) -> ArtifactIdentity | None:
         """The identity that a key's newest readable generation names, or None; writes nothing."""
@@ -392,7 +393,7 @@ class LocalStore:
     def _lookup(self, search: Search, budget: Budget) -> ArtifactLease | Miss:
         budget.check()
         artifacts = self._domain.artifacts
-        with self._in_use, os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
+        with os_errors(Stage.LOOKUP, f"look up {search.key} in {self.root}"):
             try:
                 with opened_within(artifacts, search.key) as key_directory:
                     check_entry(artifacts, key_directory)

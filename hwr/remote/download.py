@@ -5,9 +5,13 @@ whatever becomes of the process: the next attempt checks it and goes on behind i
 up the staging directory, so that the store's account sees them and publication moves nothing.
 
 All of it happens under the key's build lock.
+
+Who shares the root may take away what another user's download left, as it counts against the same limits. Its bytes
+are that user's, so another begins anew.
 """
 
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -91,11 +95,12 @@ class Download:
         """Remove what was received of other manifests of this key, and what nobody went on with for a week."""
         with suppress(OSError), self._opened_parent() as parent:
             for name in list_names(parent):
-                if name.startswith(f"{self._key}."):
-                    if name != self._name:
-                        remove_tree(parent, name)
-                elif _age_s(parent, name) > _KEPT_S:
-                    self._remove_if_idle(parent, name)
+                with suppress(OSError):  # another user's, as older versions made it, keeps nobody from the next
+                    if name.startswith(f"{self._key}."):
+                        if name != self._name:
+                            remove_tree(parent, name)
+                    elif _age_s(parent, name) > _KEPT_S:
+                        self._remove_if_idle(parent, name)
 
     def _remove_if_idle(self, parent: Place, name: str) -> None:
         lock = lock_idle(self._workshop, name)
@@ -113,15 +118,23 @@ class Download:
     @contextmanager
     def _opened(self) -> Iterator[Place]:
         with self._opened_parent() as parent:
-            make_directory(parent, self._name, 0o700)
+            self._make_directory(parent)
             with opened_within(parent, self._name) as place:
                 yield place
+
+    def _make_directory(self, parent: Place) -> None:
+        """Make the directory; one that another user keeps to itself gets another name, for that user to collect."""
+        make_directory(parent, self._name, self._workshop.directory_mode)
+        if not files().access(parent.path_of(self._name), os.R_OK | os.W_OK | os.X_OK):
+            aside = f"{self._key}.{secrets.token_hex(8)}"
+            files().rename(self._name, aside, src_dir_fd=parent.fd, dst_dir_fd=parent.fd)
+            make_directory(parent, self._name, self._workshop.directory_mode)
 
     def _open_file(self, file: FileEntry, place: Place, staged: Place) -> int:
         """Open what was received of a file, and link it into the staging directory.
 
         A file with another link was published, or is in a staging directory that nobody has removed yet: it is left
-        alone, and another one begun.
+        alone, and another one begun. So is one in the place of another user's.
         """
         if not _make_received_writable(file, place):
             with suppress(FileNotFoundError):
@@ -169,16 +182,18 @@ def _make_received_writable(file: FileEntry, place: Place) -> bool:
     """Make what was received of a file writable again; False when there is none, or none that may be gone on with."""
     try:
         fd = open_member(place, file.name)
-    except Damage:
+    except (Damage, PermissionError):
         return False
     try:  # by the descriptor: the name may be a link to another's file by now
         found = files().fstat(fd)
         usable = found.st_nlink == 1 and found.st_size <= file.size_bytes
         if usable:
             files().fchmod(fd, 0o600)
-        return usable
+    except PermissionError:  # another user's, which everybody may read since all of it had come
+        usable = False
     finally:
         files().close(fd)
+    return usable
 
 
 def _check_received(fd: int, verifier: StreamVerifier, budget: Budget) -> Iterator[int]:

@@ -1,18 +1,34 @@
 """A store that is closed while other threads are inside of it."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from child_kit import run_child
 from hostweights.hwr.budget import PlainBudget
+from hostweights.hwr.contract import ProductionPlan
 from hostweights.hwr.lease import ArtifactLease
 from hostweights.hwr.store import LocalStore
 from hostweights.messages.budget import Budget
+from hostweights.messages.config import Validation
 from hostweights.messages.failure import Code, HostWeightsError
-from store_kit import FixedProducer, assert_right_values, build, lookup, make_identity, open_store, published
+from store_kit import (
+    PAYLOAD,
+    FixedProducer,
+    assert_right_values,
+    build,
+    condemned_markers,
+    flip,
+    lookup,
+    make_identity,
+    open_store,
+    published,
+    published_directory,
+)
 
 
 @pytest.fixture
@@ -96,3 +112,100 @@ def test_T19_a_lease_that_another_thread_closes_meanwhile_says_so(
     with pytest.raises(HostWeightsError, match="is closed; look up again") as refused:
         read(lease)
     assert refused.value.code is Code.LEASE_UNKNOWN
+
+
+class _ClosingPlan(FixedProducer):
+    """Closes the store when it is asked for its plan, and calls the store in another thread."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__()
+        self._store = store
+        self.elsewhere: list[object] = []
+
+    @property
+    def plan(self) -> ProductionPlan:
+        self._store.close()
+        other = threading.Thread(target=self._call)
+        other.start()
+        other.join()
+        return super().plan
+
+    def _call(self) -> None:
+        try:
+            self.elsewhere.append(lookup(self._store))
+        except HostWeightsError as refused:
+            self.elsewhere.append(refused.code)
+
+
+@pytest.mark.parametrize("by_content", [False, True])
+def test_A5_a_store_closed_before_a_build_takes_its_lock_stays_open_for_it(store: LocalStore, by_content: bool) -> None:
+    producer = _ClosingPlan(store)
+    if by_content:
+        made = store.build_by_content("text", producer, Validation.METADATA, PlainBudget(), lease_id="b")
+    else:
+        made = build(store, producer)
+    assert made.built
+    assert producer.elsewhere
+    assert set(producer.elsewhere) == {Code.DOMAIN_UNAVAILABLE}
+    assert _opened_under(store.root) == 0
+
+
+class _ClosingBudget(PlainBudget):
+    """Closes the store at the first look at it."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__()
+        self._store = store
+
+    def check(self) -> None:
+        self._store.close()
+        super().check()
+
+
+def test_A15_a_scrub_during_which_the_store_was_closed_condemns_what_it_finds(store: LocalStore) -> None:
+    payload = published_directory(store) / PAYLOAD
+    flip(payload, payload.stat().st_size - 1)
+    report = store.scrub(_ClosingBudget(store))
+    assert len(report.damaged) == 1
+    assert report.unread == ()
+    assert condemned_markers(store)
+    assert _opened_under(store.root) == 0
+
+
+_FORKED_DURING_A_BUILD = """
+    import threading
+    from store_kit import FixedProducer
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(FixedProducer):
+        def produce(self, budget):
+            inside.set()
+            done.wait()
+            yield from super().produce(budget)
+
+    def opened():
+        parts = {str(root), *(str(root / part) for part in ("artifacts", "staging", "locks"))}
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(link) in parts for link in links)
+
+    root = Path(sys.argv[1])
+    store = open_store(root)
+    builder = threading.Thread(target=lambda: build(store, Waiting()))
+    builder.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        store.close()
+        say(opened())
+        os._exit(0)
+    os.waitpid(child, 0)
+    store.close()
+    say(opened())
+    done.set()
+    builder.join()
+    say(opened())
+"""
+
+
+def test_A5_a_child_forked_during_a_call_closes_its_store_at_once(tmp_path: Path) -> None:
+    assert run_child(_FORKED_DURING_A_BUILD, tmp_path / "root").split() == ["0", "4", "0"]

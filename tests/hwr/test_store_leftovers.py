@@ -10,6 +10,7 @@ from hostweights.hwr.capacity import Ledger, Usage
 from hostweights.hwr.contract import ProductionPlan
 from hostweights.hwr.identity import artifact_key
 from hostweights.hwr.layout import lay_out, reservation_bytes
+from hostweights.hwr.leftovers import settle
 from hostweights.hwr.locks import LockHandle
 from hostweights.hwr.staging import staged
 from hostweights.hwr.store import LocalStore
@@ -72,6 +73,25 @@ def test_A16_what_a_broken_off_download_left_is_counted_and_collected_unless_som
     assert names_under(store.root / "downloads") == {"other"}
     assert names_under(store.root / "staging") == set()
     assert usage(store) == Usage(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("received", [True, False])
+def test_A16_what_a_download_left_that_ended_before_its_first_byte_is_collected_too(root: Path, received: bool) -> None:
+    store = open_limited(root)
+    for key in ("a" * 64, "c" * 64):
+        empty = store.root / "downloads" / f"{key}.{'e' * 64}"
+        empty.mkdir(parents=True)
+        (empty / PAYLOAD).touch()
+    killed = store.root / "downloads" / f"{'b' * 64}.{'e' * 64}"
+    killed.mkdir()  # before it made its file
+    if received:
+        broken_off(store, "d" * 64)
+    with build_lock(store, "c" * 64):
+        assert store.collect(PlainBudget()) == (LEFT_BYTES if received else 0)
+        assert names_under(store.root / "downloads") == {empty.name, f"{empty.name}/{PAYLOAD}"}
+    assert store.collect(PlainBudget()) == 0
+    assert names_under(store.root / "downloads") == set()
+    assert names_under(store.root / "staging") == set()
 
 
 def test_A16_a_build_takes_its_room_from_broken_off_downloads_before_any_generation(root: Path) -> None:
@@ -156,4 +176,16 @@ def test_A16_what_was_published_and_not_forgotten_keeps_no_bytes_of_what_is_remo
         assert left.exists(), "as long as somebody may be receiving it"
     store.remove(lease.manifest.key, lease.generation)
     assert list(store.root.rglob("*.safetensors")) == []
+    assert not left.exists()
+
+
+def test_A16_what_was_published_and_not_forgotten_is_no_leftover_once_it_is_gone(root: Path) -> None:
+    store = open_limited(root)
+    lease = published(store)
+    left = store.root / "downloads" / f"{lease.manifest.key}.{'e' * 64}"
+    left.mkdir(parents=True)
+    (left / PAYLOAD).hardlink_to(lease.directory / PAYLOAD)
+    workshop = store._domain.workshop
+    assert workshop is not None
+    assert settle(workshop, set()) == {}
     assert not left.exists()

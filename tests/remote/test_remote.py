@@ -351,6 +351,24 @@ def test_A16_a_store_closed_during_a_fetch_stays_open_for_it(remote: Path, store
     assert not list((store.root / "downloads").iterdir())
 
 
+class ClosesTheStore(FsspecRemote):
+    """Closes a store as soon as anything is asked for."""
+
+    store: LocalStore
+
+    def read_whole(self, path: str, limit_bytes: int) -> bytes:
+        self.store.close()
+        return super().read_whole(path, limit_bytes)
+
+
+def test_A16_a_store_closed_while_a_fetch_asks_the_remote_stays_open_for_it(remote: Path, store: LocalStore) -> None:
+    port = ClosesTheStore(fsspec.filesystem("file"), str(remote), f"file://{remote}", 20.0)
+    port.store = store
+    result = store.fetch(make_identity(), port, 3, Validation.METADATA, PlainBudget(), lease_id="fetch")
+    assert isinstance(result, BuildResult)
+    assert result.built
+
+
 def test_A16_two_that_fetch_at_once_bring_it_once(remote: Path, store: LocalStore) -> None:
     results: list[BuildResult | Miss] = []
     with http_remote(remote) as url:
