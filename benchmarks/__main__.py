@@ -51,7 +51,7 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607 - whichever git is there
-    return os.environ.get("HOSTWEIGHTS_COMMIT") or (found.stdout.strip() if found.returncode == 0 else "unknown")
+    return os.environ.get("HOSTWEIGHTS_BENCH_COMMIT") or (found.stdout.strip() if found.returncode == 0 else "unknown")
 
 
 def _facts(suite: str, machine: str) -> dict[str, object]:
