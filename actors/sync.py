@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from anyio import CancelScope
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ..hwr.records import ModelRecord
@@ -72,24 +73,33 @@ class SyncHostWeights:
     def _begin(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[None]]) -> T:
         """The result of ``work``; when the wait for it is interrupted, it is cancelled, or undone if it came to one."""
         results: list[T] = []
+        begun: list[CancelScope] = []
         ended = threading.Event()
 
         async def run() -> None:
             try:
-                results.append(await work())
+                with CancelScope() as scope:
+                    begun.append(scope)
+                    results.append(await work())
             finally:
                 ended.set()
 
-        future = self._portal.start_task_soon(run)
+        async def stop() -> bool:
+            """The loop takes this up after ``run``, if the interrupt let it have that at all."""
+            for scope in begun:
+                scope.cancel()
+            return bool(begun)
+
+        portal = self._portal
         try:
-            future.result()
+            portal.start_task_soon(run).result()
+            return results[0]
         except BaseException:
-            future.cancel()
-            ended.wait()
+            if portal.call(stop):
+                ended.wait()
             for result in results:
-                self._loop.call(undo, result)
+                portal.call(undo, result)
             raise
-        return results[0]
 
     def load(
         self,

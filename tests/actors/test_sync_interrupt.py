@@ -4,9 +4,11 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from anyio.from_thread import BlockingPortal
 
 from hostweights import Code, Config, HostWeightsError, open_sync
 from tiny_model import Tiny, factory, make_checkpoint, plain, run
@@ -29,6 +31,32 @@ def test_D2_an_interrupted_load_leaves_nothing_that_nobody_holds(tmp_path: Path)
         assert models.ids() == known
         assert host.leases() == leases
         assert torch.equal(run(host.load(factory(), source).module), plain(source))
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_D2_an_interrupt_while_a_load_is_handed_to_the_loop_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, handed_over: bool
+) -> None:
+    source = make_checkpoint(tmp_path)
+    hand_over = BlockingPortal.start_task_soon
+    torn: list[bool] = []
+
+    def interrupted(portal: BlockingPortal, *args: Any, **named: Any) -> Any:
+        if torn:
+            return hand_over(portal, *args, **named)
+        torn.append(True)
+        if handed_over:
+            hand_over(portal, *args, **named)
+        raise KeyboardInterrupt
+
+    with open_sync(Config(root=str(tmp_path / "store"))) as host:
+        host.adopt(host.load(factory(), source))
+        models = host._host._assembly.resources.models
+        leases, known = host.leases(), models.ids()
+        monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            host.load(factory(), source)
+        assert (models.ids(), host.leases()) == (known, leases)
 
 
 def test_D2_a_call_after_the_block_is_refused_by_name_and_the_model_computes_on(tmp_path: Path) -> None:
