@@ -38,13 +38,15 @@ class Supervisor:
         self._rolling: asyncio.Task[None] | None = None
 
     async def run(self) -> bool:
-        """Run until SIGTERM; False if the workers never came up."""
+        """Run until SIGTERM or SIGINT; False if the workers never came up."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._roll)
-        first = await asyncio.gather(*(self._start(slot) for slot in range(self._slots)))
-        workers = [worker for worker in first if worker is not None]
+        workers = await self._start_all()
+        if self._stop.is_set():
+            await asyncio.gather(*map(_end, workers))
+            return True
         if len(workers) == self._slots:
             host, port = self._listener.getsockname()[:2]
             print(f"serving http://{host}:{port} with {self._slots} workers", flush=True)
@@ -54,15 +56,39 @@ class Supervisor:
             await _end(worker)
         return False
 
+    async def _start_all(self) -> list[Process]:
+        """The workers that serve; told to end meanwhile, only those that did so before."""
+        starts = [asyncio.create_task(self._start(slot)) for slot in range(self._slots)]
+        ending = asyncio.create_task(self._stop.wait())
+        ending.add_done_callback(lambda _: [each.cancel() for each in starts])
+        found = await asyncio.gather(*starts, return_exceptions=True)
+        ending.cancel()
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return [worker for worker in found if isinstance(worker, Process)]
+
     async def _start(self, slot: int) -> Process | None:
-        """A worker that serves, or None if it ended before it did."""
+        """A worker that serves, or None if it ended before it did; one that is not waited for is ended."""
         command = [sys.executable, "-m", "examples.serving.worker", f"--name=worker-{slot}"]
         fd = self._listener.fileno()
         worker = await asyncio.create_subprocess_exec(
-            *command, f"--fd={fd}", *self._options, pass_fds=[fd], stdin=PIPE, stdout=PIPE, env=self._environment
+            *command,
+            f"--fd={fd}",
+            *self._options,
+            pass_fds=[fd],
+            stdin=PIPE,
+            stdout=PIPE,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C is for this process, which ends them in order
         )
         assert worker.stdout is not None
-        if await worker.stdout.readline() == b"ready\n":
+        try:
+            said = await worker.stdout.readline()
+        except asyncio.CancelledError:
+            await _end(worker)
+            raise
+        if said == b"ready\n":
             print(f"worker-{slot} serves, process {worker.pid}", flush=True)
             return worker
         print(f"worker-{slot} ended with {await worker.wait()} before it served", flush=True)

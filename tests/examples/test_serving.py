@@ -133,6 +133,19 @@ def test_D5_requests_are_bounded_and_the_end_is_graceful(tmp_path: Path) -> None
         assert server.process.wait() == 0
 
 
+def test_D5_an_interrupt_while_the_workers_start_ends_all_of_them_quietly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.serving", "--port=0", f"--root={tmp_path / 'store'}"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        while not children.read_text() and server.poll() is None:
+            pass
+        os.killpg(server.pid, signal.SIGINT)  # as a terminal does
+        said, errors = server.communicate(timeout=100)
+    assert (server.returncode, "Traceback" in errors) == (0, False), said + errors
+
+
 def test_D5_a_second_model_answers_beside_the_first_one(tmp_path: Path) -> None:
     pytest.importorskip("diffusers", reason="the extra 'models' is not installed")
     with served(tmp_path, "--flux") as server:
