@@ -179,18 +179,13 @@ def components(
         if any(other != path and f"{path}.".startswith(f"{other}.") for other in paths) or paths.count(path) > 1:
             raise _ambiguous(path, "lies in another part that is kept or on demand, or is named twice")
     made: list[Component] = []
+    every = [(name, leaf) for name, parameter in all_parameters(module) for _, leaf in parts_of("", parameter)]
     for path in paths:
         part = _part(module, path)
-        inside = (parameter for name, parameter in all_parameters(module) if name.startswith(f"{path}."))
-        leaves = {id(leaf): leaf for parameter in inside for _, leaf in parts_of("", parameter)}
+        leaves = {id(leaf): leaf for name, leaf in every if name.startswith(f"{path}.")}
         if path in on_demand and leaves.keys() & streamed:
             raise _ambiguous(path, "holds parameters of streamed blocks")
-        outside = {
-            id(leaf)
-            for name, parameter in all_parameters(module)
-            if not name.startswith(f"{path}.")
-            for _, leaf in parts_of(name, parameter)
-        }
+        outside = {id(leaf) for name, leaf in every if not name.startswith(f"{path}.")}
         own = [leaf for each, leaf in leaves.items() if each not in outside | streamed]
         made.append(Component(path, part, own, device, keep=path in kept))
     return made
