@@ -144,13 +144,7 @@ class FsspecRemote:
         assert isinstance(filesystem, HTTPFileSystem), type(filesystem)
         data = sync(filesystem.loop, _get, filesystem, self._full(path), start, most_bytes, timeout=self._timeout_s)
         if data is None:
-            raise error(
-                Stage.REMOTE,
-                Code.UNSUPPORTED,
-                f"{self._url}/{path}: the server knows no ranges",
-                path=path,
-                remote=self._url,
-            )
+            raise self._error(path, Code.UNSUPPORTED, f"{self._url}/{path}: the server knows no ranges")
         assert isinstance(data, bytes), type(data)
         return data
 
@@ -175,29 +169,24 @@ class FsspecRemote:
                 text = (
                     f"{where} cannot be written ({kind}): no directory or bucket can be made there; push to another URL"
                 )
-                return error(Stage.REMOTE, Code.IO_ERROR, text, path=path, remote=self._url)
-            return error(Stage.REMOTE, Code.ARTIFACT_MISSING, f"there is no {where}", path=path, remote=self._url)
+                return self._error(path, Code.IO_ERROR, text)
+            return self._error(path, Code.ARTIFACT_MISSING, f"there is no {where}")
         if isinstance(problem, TimeoutError):
             text = f"could not {doing} {where} within {self._timeout_s} s; try again later or raise remote.timeout_s"
-            return error(Stage.REMOTE, Code.DEADLINE_EXCEEDED, text, retryable=True, path=path, remote=self._url)
+            return self._error(path, Code.DEADLINE_EXCEEDED, text, retryable=True)
         if isinstance(problem, PermissionError) or status in _DENIED:
             text = f"may not {doing} {where}; give the credentials to the package behind this URL's scheme"
-            return error(Stage.REMOTE, Code.PERMISSION_DENIED, text, path=path, remote=self._url)
+            return self._error(path, Code.PERMISSION_DENIED, text)
         if isinstance(problem, NotImplementedError):
-            return error(
-                Stage.REMOTE,
-                Code.UNSUPPORTED,
-                f"{where} can only be read; push to another URL",
-                path=path,
-                remote=self._url,
-            )
+            return self._error(path, Code.UNSUPPORTED, f"{where} can only be read; push to another URL")
         why = "the file is shorter than that" if status == _RANGE_REFUSED else kind + (f" {status}" if status else "")
         return self._failed(path, f"could not {doing} it: {why}")
 
     def _failed(self, path: str, what: str) -> HostWeightsError:
-        return error(
-            Stage.REMOTE, Code.IO_ERROR, f"{self._url}/{path}: {what}", retryable=True, path=path, remote=self._url
-        )
+        return self._error(path, Code.IO_ERROR, f"{self._url}/{path}: {what}", retryable=True)
+
+    def _error(self, path: str, code: Code, text: str, *, retryable: bool = False) -> HostWeightsError:
+        return error(Stage.REMOTE, code, text, retryable=retryable, path=path, remote=self._url)
 
 
 async def _get(filesystem: HTTPFileSystem, url: str, start: int | None, most_bytes: int) -> bytes | None:
