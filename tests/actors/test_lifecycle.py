@@ -216,23 +216,29 @@ async def test_D2_two_closes_beside_each_other_both_return_when_all_is_down(tmp_
     assert set(threading.enumerate()) == threads
 
 
+def held_detach(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """From now on each detach waits to be let go."""
+    held, real = Held(), LocalDevices.detach
+
+    def slow_detach(port: LocalDevices, effect: DetachModel) -> Detached:
+        held.wait()
+        return real(port, effect)
+
+    monkeypatch.setattr(LocalDevices, "detach", slow_detach)
+    return held
+
+
 async def test_D1_a_close_refuses_an_attach_or_publication_that_comes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_checkpoint(tmp_path)
-    detaching, real = Held(), LocalDevices.detach
-
-    def slow_detach(port: LocalDevices, effect: DetachModel) -> Detached:
-        detaching.wait()
-        return real(port, effect)
-
     host = HostWeights(Config(root=str(tmp_path / "store")))
     await host.open()
     first, second = [await host.load(factory(), source) for _ in range(2)]
     assert first.publication is not None
     await first.publication.wait()
     await host.attach(first)
-    monkeypatch.setattr(LocalDevices, "detach", slow_detach)
+    detaching = held_detach(monkeypatch)
     closing = asyncio.create_task(host.close())
     await detaching.reached()
     attaching, publication = asyncio.create_task(host.attach(second)), host.publish(second)
@@ -324,17 +330,11 @@ async def test_D2_an_unload_refuses_an_attach_or_publication_that_comes_meanwhil
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_checkpoint(tmp_path)
-    detaching, real = Held(), LocalDevices.detach
-
-    def slow_detach(port: LocalDevices, effect: DetachModel) -> Detached:
-        detaching.wait()
-        return real(port, effect)
-
     async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
         model = await host.load(factory(), source)
         assert model.publication is not None
         await model.publication.wait()
-        monkeypatch.setattr(LocalDevices, "detach", slow_detach)
+        detaching = held_detach(monkeypatch)
         await host.attach(model)
         unloading = asyncio.create_task(model.unload())
         await detaching.reached()
