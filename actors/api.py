@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
-import msgspec
 import torch
 
 from ..hwr.records import ModelRecord
@@ -39,6 +38,7 @@ from ..messages.transport import (
     Ring,
     RingStats,
 )
+from .arguments import check_group, checked_message
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .consensus import Agreement
 from .kernel.blocking import in_own_thread
@@ -136,7 +136,7 @@ class HostWeights:
         this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
         terminal failure of the resolution.
         """
-        _check_group("together", together)
+        check_group("together", together)
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else checked_mode(mode)
         check_remote(self._config, mode)
@@ -253,9 +253,9 @@ class HostWeights:
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
         self._refuse_unloading(model)
-        _check_group("gather", gather)
+        check_group("gather", gather)
         attachment_id = _new_id("attachment")
-        request = _checked(
+        request = checked_message(
             Attach(
                 attachment_id=attachment_id,
                 model_id=model.model_id,
@@ -435,7 +435,7 @@ class Attachment:
 
     async def announce(self, forwards: int) -> None:
         """Say how many forwards follow, so that the last one prefetches nothing in vain."""
-        request = _checked(AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
+        request = checked_message(AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
         await self._assembly.ask(TRANSPORT, request)
 
     async def release(self) -> int:
@@ -464,25 +464,6 @@ class Attachment:
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
         await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
-
-
-def _checked(request: M, choices: str = "") -> M:
-    """What an untyped caller gave, as the message's types; one that could not be written would end the journal."""
-    try:
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
-    except (TypeError, ValueError, OverflowError) as wrong:  # msgspec's ValidationError is a ValueError
-        text = f"{type(request).__name__} was asked for what it does not have: {wrong}{choices}"
-        raise error(Stage.TRANSPORT, Code.INVALID_CONFIG, text) from wrong
-
-
-def _check_group(argument: str, found: object) -> None:
-    """Refuse what an untyped caller gives for a group; whoever gives one has imported its class."""
-    if found is not None:
-        from .groups import WeightGroup
-
-        if not isinstance(found, WeightGroup):
-            text = f"{argument} is {found!r}, expected a WeightGroup or None"
-            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
 
 def _warn(report: ResolutionReport) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from math import inf, isnan
 from pathlib import Path
 
 from ..hwr.source_memory import SourceMemory
@@ -25,6 +24,7 @@ from ..messages.transport import (
     Rebase,
     ReleaseResident,
 )
+from .arguments import finite_timeout
 from .kernel.blocking import NoThread, in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
 from .kernel.errors import MailboxFull
@@ -172,7 +172,7 @@ class Assembly:
         if self._ending and isinstance(message, _BEGINNING):
             text = "HostWeights is being closed and begins nothing new; open it again first"
             raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
-        return await self.system.ask(recipient, message, timeout_s=_finite(timeout_s))
+        return await self.system.ask(recipient, message, timeout_s=finite_timeout(timeout_s))
 
     def tell(self, recipient: str, message: Message) -> None:
         """Send clean-up that must not fail the caller; a stopped system has nothing left to clean up."""
@@ -209,12 +209,3 @@ class Assembly:
         assert isinstance(leases, Leases)
         for lease in leases.leases:
             await system.ask(STORE, Release(lease_id=lease.lease_id))
-
-
-def _finite(timeout_s: object) -> float | None:
-    if timeout_s is None or timeout_s == inf:
-        return None
-    if not isinstance(timeout_s, int | float) or isnan(timeout_s):
-        text = f"timeout_s is {timeout_s!r}, expected a number of seconds or None"
-        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
-    return timeout_s
