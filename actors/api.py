@@ -30,6 +30,8 @@ from ..messages.transport import (
     Attachments,
     BackingChoice,
     Detach,
+    Forget,
+    Forgotten,
     ListAttachments,
     ReadRing,
     RegistrationPolicy,
@@ -291,10 +293,7 @@ class HostWeights:
         self._unloading.add(model.model_id)
         for publication in model.publications:
             await publication.cancel()
-        for info in await self.attachments():
-            if info.model_id == model.model_id:
-                await self._assembly.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
-        bound = self._assembly.resources.forget_model(model.model_id)
+        bound = (await self._ask(TRANSPORT, Forget(model_id=model.model_id), Forgotten)).lease_id
         # The lease of the load too: an adoption that was cancelled after it re-bound the model could not release it.
         lease_ids = [model.lease_id, *(publication.lease_id for publication in model.publications)]
         for lease_id in dict.fromkeys(lease_ids if bound is None else [*lease_ids, bound]):

@@ -17,8 +17,8 @@ from ..messages.transport import (
     AnnounceForwards,
     Attach,
     Attached,
-    Attachments,
     Detach,
+    Forget,
     ListAttachments,
     ReadRing,
     Rebase,
@@ -49,6 +49,8 @@ RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
 """Faults of the host that may pass; what an actor held stands in the resources. All else is a bug of ours."""
 
 
+_WAITING_MODELS = 16
+"""How many models may wait for their forwards before the next one waits for them; a thread is started when it must."""
 _BEGINNING = (Attach, Publish, Resolve)
 _FULL_PAUSE_S = 0.001
 
@@ -119,12 +121,14 @@ class Assembly:
             ActorSpec(
                 name=TRANSPORT,
                 create=partial(TransportActor, DevicesOnDemand(resources)),
-                accepts=(Attach, Detach, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
+                accepts=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
+                concurrent=(Attach, Detach, Forget, Rebase, ReleaseResident),
+                concurrency_limit=limit,
                 undelivered=_take_back,
                 mailbox_limit=limit,
-                beside_limit=(Detach,),
+                beside_limit=(Detach, Forget),
                 restart=RESTART,
-                workers=1,
+                workers=_WAITING_MODELS,
             ),
             ActorSpec(
                 name=STORE,
@@ -200,11 +204,8 @@ class Assembly:
 
     async def _wind_down(self, system: ActorSystem) -> None:
         """Hooks and copies go before leases. What a crashed actor leaves is taken down after the system."""
-        attachments = await _ask_patiently(system, TRANSPORT, ListAttachments())
-        assert isinstance(attachments, Attachments)
-        for info in attachments.attachments:
-            await system.ask(TRANSPORT, Detach(attachment_id=info.attachment_id, terminal=False))
-        self.resources.forget_models()
+        for model_id in self.resources.models.ids():
+            await system.ask(TRANSPORT, Forget(model_id=model_id))
         leases = await _ask_patiently(system, STORE, ListLeases())
         assert isinstance(leases, Leases)
         for lease in leases.leases:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
@@ -33,6 +32,7 @@ from ..messages.store import (
     Released,
 )
 from .kernel.contract import Context
+from .turns import Turns
 
 
 class StorePort(Protocol):
@@ -68,10 +68,10 @@ class StorePort(Protocol):
 
 
 class StoreState(Struct):
-    """What the actor knows: live leases, and a lock per key that is being built, kept by those who have or await it."""
+    """What the actor knows: live leases, and whose turn it is to build a key."""
 
     leases: dict[str, LeaseInfo] = field(default_factory=dict)
-    building: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    building: Turns = field(default_factory=Turns)
 
 
 class StoreActor:
@@ -118,7 +118,7 @@ class StoreActor:
     async def _make(self, message: Fetch | Build, context: Context) -> Message:
         self._refuse_known(message.lease_id)
         key = artifact_key(message.identity)
-        async with self._state.building.setdefault(key, asyncio.Lock()):
+        async with self._state.building.of(key):
             outcome = await context.effect(_making(message))
         return self._note(outcome)
 

@@ -1,5 +1,7 @@
 """TransportActor: devices, slots and streams of attached models, and the order in which they go down."""
 
+import asyncio
+from contextlib import nullcontext
 from typing import Protocol
 
 from ..messages.base import Message
@@ -10,11 +12,15 @@ from ..messages.transport import (
     AnnounceModel,
     Attach,
     Attached,
+    AttachmentInfo,
     Attachments,
     AttachModel,
     Detach,
     Detached,
     DetachModel,
+    Forget,
+    ForgetModel,
+    Forgotten,
     ListAttachments,
     ListModelAttachments,
     ReadModelRing,
@@ -28,6 +34,7 @@ from ..messages.transport import (
     Ring,
 )
 from .kernel.contract import Context
+from .turns import Turns
 
 
 class DevicePort(Protocol):
@@ -39,6 +46,10 @@ class DevicePort(Protocol):
 
     def detach(self, effect: DetachModel) -> Detached:
         """Drain copies, remove hooks, free slots, close the device, let the lease go; always to its end."""
+        ...
+
+    def forget(self, effect: ForgetModel) -> Forgotten:
+        """Drop a model that does not stream, and let its lease go; does not wait."""
         ...
 
     def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
@@ -66,28 +77,40 @@ class TransportActor:
     """Owns attachments; they stand in the resource table, so that a new incarnation finds them.
 
     The per-block hot path sends no message: a forward touches the ring directly.
+
+    What changes a model, and may wait for its forwards, is done in the order of the messages, and beside what changes
+    other models: a long forward of one holds up no other. Attaches that meet other ranks come one after another,
+    whatever their models, since the ranks must meet for the same one.
     """
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
+        self._models = Turns()
+        self._meeting = asyncio.Lock()
 
     async def started(self, context: Context) -> None:
         """The resource table knows what is attached."""
 
     async def receive(self, message: Message, context: Context) -> Message | None:
-        """Answer one request, each by one effect."""
+        """Answer one request."""
         match message:
-            case Attach():
-                return await context.effect(AttachModel(request=message))
+            case Attach(model_id=model_id, gather=gather):
+                async with nullcontext() if gather is None else self._meeting, self._models.of(model_id):
+                    return await context.effect(AttachModel(request=message))
             case Detach(attachment_id=attachment_id, terminal=terminal):
-                async with context.critical("detach"):
+                async with context.critical("detach"), self._models.of(await _model_of(attachment_id, context)):
                     return await context.effect(DetachModel(attachment_id=attachment_id, terminal=terminal))
+            case Forget(model_id=model_id):
+                async with context.critical("forget"), self._models.of(model_id):
+                    return await _forget(model_id, context)
             case Rebase(model_id=model_id, lease_id=lease_id):
-                return await context.effect(RebaseModel(model_id=model_id, lease_id=lease_id))
+                async with self._models.of(model_id):
+                    return await context.effect(RebaseModel(model_id=model_id, lease_id=lease_id))
             case AnnounceForwards(attachment_id=attachment_id, forwards=forwards):
                 return await context.effect(AnnounceModel(attachment_id=attachment_id, forwards=forwards))
             case ReleaseResident(attachment_id=attachment_id):
-                return await context.effect(ReleaseModelResident(attachment_id=attachment_id))
+                async with self._models.of(await _model_of(attachment_id, context)):
+                    return await context.effect(ReleaseModelResident(attachment_id=attachment_id))
             case ReadRing(attachment_id=attachment_id):
                 return await context.effect(ReadModelRing(attachment_id=attachment_id))
             case ListAttachments():
@@ -109,6 +132,8 @@ class TransportActor:
                 return await context.blocking(lambda budget: port.attach(effect, budget), self._undo)
             case DetachModel():
                 return await context.blocking(lambda _: port.detach(effect))
+            case ForgetModel():
+                return port.forget(effect)
             case RebaseModel():
                 return await context.blocking(lambda budget: port.rebase(effect, budget))
             case AnnounceModel():
@@ -125,3 +150,22 @@ class TransportActor:
 
     async def stopped(self, context: Context) -> None:
         """Attachments stand in the resource table and outlive this incarnation."""
+
+
+async def _attachments(context: Context) -> tuple[AttachmentInfo, ...]:
+    listed = await context.effect(ListModelAttachments())
+    assert isinstance(listed, Attachments)
+    return listed.attachments
+
+
+async def _model_of(attachment_id: str, context: Context) -> str:
+    """Whose turn it takes to change an attachment; one that is not there has no model, and nothing to change."""
+    found = (each.model_id for each in await _attachments(context) if each.attachment_id == attachment_id)
+    return next(found, attachment_id)
+
+
+async def _forget(model_id: str, context: Context) -> Message:
+    for each in await _attachments(context):
+        if each.model_id == model_id:
+            await context.effect(DetachModel(attachment_id=each.attachment_id, terminal=False))
+    return await context.effect(ForgetModel(model_id=model_id))

@@ -45,6 +45,7 @@ AnyMessage = (
     | publisher.ProducerForgotten
     | transport.Attach
     | transport.Detach
+    | transport.Forget
     | transport.Rebase
     | transport.AnnounceForwards
     | transport.ReleaseResident
@@ -54,12 +55,14 @@ AnyMessage = (
     | transport.ListModelAttachments
     | transport.Attached
     | transport.Detached
+    | transport.Forgotten
     | transport.Rebased
     | transport.Announced
     | transport.ResidentReleased
     | transport.Ring
     | transport.AttachModel
     | transport.DetachModel
+    | transport.ForgetModel
     | transport.RebaseModel
     | transport.AnnounceModel
     | transport.ReleaseModelResident

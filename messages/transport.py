@@ -186,6 +186,15 @@ class Detach(Message, frozen=True, kw_only=True, tag="transport.detach"):
     terminal: bool
 
 
+class Forget(Message, frozen=True, kw_only=True, tag="transport.forget"):
+    """Stop streaming a model and forget it, after whatever was asked for it before. Replies Forgotten.
+
+    What is asked for it afterwards is refused (model_unknown). After an error it is still known: ask again.
+    """
+
+    model_id: Id
+
+
 class Rebase(Message, frozen=True, kw_only=True, tag="transport.rebase"):
     """Between two forwards, bind a model, and its ring if it streams, to a lease that holds equal bytes.
 
@@ -251,6 +260,13 @@ class Detached(Message, frozen=True, kw_only=True, tag="transport.detached"):
     known: bool
 
 
+class Forgotten(Message, frozen=True, kw_only=True, tag="transport.forgotten"):
+    """The model is unknown now; ``lease_id`` is the lease it was bound to, now the asker's to release."""
+
+    model_id: Id
+    lease_id: Id | None
+
+
 class Announced(Message, frozen=True, kw_only=True, tag="transport.announced"):
     """The ring knows."""
 
@@ -290,6 +306,12 @@ class DetachModel(Message, frozen=True, kw_only=True, tag="transport.effect.deta
 
     attachment_id: Id
     terminal: bool
+
+
+class ForgetModel(Message, frozen=True, kw_only=True, tag="transport.effect.forget"):
+    """Drop a model that does not stream. Outcome Forgotten."""
+
+    model_id: Id
 
 
 class RebaseModel(Message, frozen=True, kw_only=True, tag="transport.effect.rebase"):

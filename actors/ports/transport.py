@@ -15,6 +15,8 @@ from ...messages.transport import (
     AttachModel,
     Detached,
     DetachModel,
+    ForgetModel,
+    Forgotten,
     ReadModelRing,
     Rebased,
     RebaseModel,
@@ -41,6 +43,11 @@ class DevicesOnDemand:
     def detach(self, effect: DetachModel) -> Detached:
         """``LocalDevices.detach``."""
         return self._devices.detach(effect)
+
+    def forget(self, effect: ForgetModel) -> Forgotten:
+        """Drop the model from the resource table."""
+        lease_id = self._resources.forget_model(effect.model_id)
+        return Forgotten(model_id=effect.model_id, lease_id=lease_id)
 
     def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
         """``LocalDevices.rebase``."""

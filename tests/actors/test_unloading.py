@@ -107,7 +107,7 @@ def locks_of_keys() -> int:
     publishers = [each for each in found if type(each) is PublisherState]
     assert stores
     assert publishers
-    return sum(len(each.building) for each in stores) + sum(len(each.flights) for each in publishers)
+    return sum(len(each.building._locks) for each in stores) + sum(len(each.flights) for each in publishers)
 
 
 @pytest.mark.asyncio

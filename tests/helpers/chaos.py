@@ -28,7 +28,7 @@ from hostweights.messages.publisher import ListPublications, Publish
 from hostweights.messages.report import Outcome, PublicationReport
 from hostweights.messages.resolver import Resolve, Resolved
 from hostweights.messages.store import Leases, ListLeases, ReadMemory, Release
-from hostweights.messages.transport import Attach, Attached, BackingChoice, Detach, ListAttachments, ReadRing
+from hostweights.messages.transport import Attach, Attached, BackingChoice, Detach, Forget, ListAttachments, ReadRing
 
 RESTART = RestartPolicy(limit=1000, backoff_s=0.001, backoff_limit_s=0.05, restart_on=(OSError,))
 CLIENTS = 6
@@ -90,8 +90,9 @@ async def client(of: Round, number: int) -> None:
         resolved = await of.ask(RESOLVER, request)
         if isinstance(resolved, Resolved) and resolved.report.outcome is not Outcome.FAILED:
             leases.append(await use(of, model, attachment, f"{lease}-p"))
-        await of.insist(TRANSPORT, Detach(attachment_id=attachment, terminal=False))
-        of.world.models.pop(model, None)
+        if draw.random() < 0.5:
+            await of.insist(TRANSPORT, Detach(attachment_id=attachment, terminal=False))
+        await of.insist(TRANSPORT, Forget(model_id=model))
         for each in leases:
             await of.insist(STORE, Release(lease_id=each))
 

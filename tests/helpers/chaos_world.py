@@ -52,6 +52,8 @@ from hostweights.messages.transport import (
     Backing,
     Detached,
     DetachModel,
+    ForgetModel,
+    Forgotten,
     ReadModelRing,
     Rebased,
     RebaseModel,
@@ -270,6 +272,11 @@ class FakeDevices:
         self.world.may_fail()
         known = self.world.attachments.pop(effect.attachment_id, None) is not None
         return Detached(attachment_id=effect.attachment_id, known=known)
+
+    def forget(self, effect: ForgetModel) -> Forgotten:
+        if any(each.model_id == effect.model_id for each in self.world.attachments.values()):
+            raise Broken("forgotten while it streams")
+        return Forgotten(model_id=effect.model_id, lease_id=self.world.models.pop(effect.model_id, None))
 
     def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
         world = self.world

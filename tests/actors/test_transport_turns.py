@@ -1,0 +1,170 @@
+"""D1: in which order the TransportActor changes models, and what of it outlasts a crash."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from threading import Event
+
+import msgspec
+import pytest
+
+from chaos_world import FakeDevices, FakeStore, World
+from hostweights import HostWeightsError
+from hostweights.actors.assembly import TRANSPORT, Assembly
+from hostweights.actors.kernel import ActorSystem
+from hostweights.actors.transport import TransportActor
+from hostweights.messages.budget import Budget
+from hostweights.messages.config import Config
+from hostweights.messages.transport import (
+    Attach,
+    Attached,
+    AttachModel,
+    BackingChoice,
+    Detach,
+    Detached,
+    DetachModel,
+    Forget,
+    ForgetModel,
+    Forgotten,
+    GatherPolicy,
+    ListAttachments,
+    Rebase,
+    Rebased,
+    RebaseModel,
+    ReleaseModelResident,
+    ReleaseResident,
+    ResidentReleased,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+class HeldDevices(FakeDevices):
+    """What changes a model whose name begins with ``slow`` waits until it is let go, as for a long forward."""
+
+    def __init__(self) -> None:
+        super().__init__(World(random.Random(0), calm=True))
+        self.begun: list[str] = []
+        self.go = Event()
+        self.broken = False
+
+    def _hold(self, model_id: str, budget: Budget) -> None:
+        self.begun.append(model_id)
+        while model_id.startswith("slow") and not self.go.is_set():
+            budget.wait(0.001)
+
+    def attach(self, effect: AttachModel, budget: Budget) -> Attached:
+        self._hold(effect.request.model_id, budget)
+        if self.broken:
+            raise OSError(5, "Input/output error")
+        self.world.models[effect.request.model_id] = None
+        return super().attach(effect, budget)
+
+    def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
+        self._hold(effect.model_id, budget)
+        return super().rebase(effect, budget)
+
+    def detach(self, effect: DetachModel) -> Detached:
+        self.begun.append(f"detach {effect.attachment_id}")
+        return super().detach(effect)
+
+    def release(self, effect: ReleaseModelResident) -> ResidentReleased:
+        self.begun.append(f"release {effect.attachment_id}")
+        return super().release(effect)
+
+    def forget(self, effect: ForgetModel) -> Forgotten:
+        self.begun.append(f"forget {effect.model_id}")
+        return super().forget(effect)
+
+
+@asynccontextmanager
+async def transport(devices: HeldDevices) -> AsyncIterator[ActorSystem]:
+    """The transport alone, as it is put together for a host."""
+    (spec,) = (each for each in Assembly(Config(root="/unused"))._specs() if each.name == TRANSPORT)
+    restart = msgspec.structs.replace(spec.restart, backoff_s=0.001)
+    async with ActorSystem() as system:
+        await system.start(msgspec.structs.replace(spec, create=partial(TransportActor, devices), restart=restart))
+        try:
+            yield system
+        finally:
+            devices.go.set()
+
+
+def attach(model_id: str, gather: GatherPolicy | None = None) -> Attach:
+    return Attach(
+        attachment_id=f"to-{model_id}",
+        model_id=model_id,
+        device="cpu",
+        slots=2,
+        backing=BackingChoice.AUTO,
+        gather=gather,
+    )
+
+
+async def begun(system: ActorSystem, devices: HeldDevices, model_id: str) -> None:
+    while model_id not in devices.begun:
+        await system.ask(TRANSPORT, ListAttachments())
+
+
+async def test_D1_attaches_that_meet_other_ranks_come_in_their_order_and_hold_up_no_other() -> None:
+    devices, ranks = HeldDevices(), GatherPolicy(ranks=(0, 1))
+    async with transport(devices) as system:
+        first = asyncio.create_task(system.ask(TRANSPORT, attach("slow", ranks)))
+        await begun(system, devices, "slow")
+        second = asyncio.create_task(system.ask(TRANSPORT, attach("second", ranks)))
+        await system.ask(TRANSPORT, attach("alone"))
+        assert devices.begun == ["slow", "alone"]
+        devices.go.set()
+        await first
+        await second
+        assert devices.begun == ["slow", "alone", "second"]
+
+
+async def test_D1_what_changes_one_model_comes_in_the_order_of_the_messages() -> None:
+    devices = HeldDevices()
+    async with transport(devices) as system:
+        devices.go.set()
+        await system.ask(TRANSPORT, attach("slow"))
+        await system.ask(TRANSPORT, attach("other"))
+        devices.go.clear()
+        devices.begun.clear()
+        FakeStore(devices.world)._lease("lease", "key")
+        asked = (
+            Rebase(model_id="slow", lease_id="lease"),
+            ReleaseResident(attachment_id="to-slow"),
+            Detach(attachment_id="to-slow", terminal=False),
+            attach("slow"),
+            Forget(model_id="slow"),
+            Detach(attachment_id="never", terminal=False),
+        )
+        *_, other = asking = [asyncio.create_task(system.ask(TRANSPORT, each)) for each in asked]
+        await other
+        assert sorted(devices.begun) == ["detach never", "slow"]
+        devices.begun.clear()
+        devices.go.set()
+        await asyncio.gather(*asking)
+        wanted = ["release to-slow", "detach to-slow", "slow", "detach to-slow", "forget slow"]
+        assert devices.begun == wanted
+        assert list(devices.world.attachments) == ["to-other"]
+
+
+async def test_D1_a_detach_that_waits_its_turn_outlasts_a_crash() -> None:
+    devices = HeldDevices()
+    async with transport(devices) as system:
+        devices.go.set()
+        await system.ask(TRANSPORT, attach("slow"))
+        devices.go.clear()
+        devices.begun.clear()
+        rebasing = asyncio.create_task(system.ask(TRANSPORT, Rebase(model_id="slow", lease_id="lease")))
+        await begun(system, devices, "slow")
+        system.tell(TRANSPORT, Detach(attachment_id="to-slow", terminal=False))
+        devices.broken = True
+        with pytest.raises(HostWeightsError):
+            await system.ask(TRANSPORT, attach("broken"))
+        with pytest.raises(HostWeightsError):
+            await rebasing
+        await system.ask(TRANSPORT, ListAttachments())
+        assert not devices.world.attachments
+        assert system.stats().actors[0].restarts == 1
