@@ -18,7 +18,7 @@ from ...dlo.streamer import Streamer
 from ...hwr.adopt import adopt, check_adoptable
 from ...hwr.budget import PlainBudget
 from ...hwr.memory import trim
-from ...hwr.packed.pending import KeptPacked
+from ...hwr.packed.pending import KeptPacked, unpack_waiting
 from ...messages.budget import Budget
 from ...messages.failure import Code, Stage, error
 from ...messages.transport import (
@@ -135,6 +135,7 @@ class LocalDevices:
         with failing, entry.need_gate().exclusive(budget):
             refuse_gone(prepared.module)
             entry.require_untouched("adoption")
+            unpack_waiting(prepared.module.parameters())  # a detach since the publication lets them wait again
             with _at_home(attachment):
                 check_adoptable(prepared.module, prepared.record, lease)
             info = None if attachment is None else self._rebase_ring(attachment, effect.lease_id, budget)

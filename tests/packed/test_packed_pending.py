@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from hostweights import HostWeights, HostWeightsError, open_sync
+from hostweights.actors.assembly import TRANSPORT
 from hostweights.actors.ports import packed  # noqa: F401  # its decoder for devices, before it is counted
 from hostweights.dlo.devices.cpu import CpuDevice
 from hostweights.hwr.packed.codec import corrupt, unpack
 from hostweights.hwr.packed.pending import KeptPacked, PendingParameter
+from hostweights.messages.transport import Rebase
 from packed_model import Packable, forward, make_packable, packing_config
 
 VALUES = torch.arange(16, dtype=torch.bfloat16).view(4, 4)
@@ -223,6 +225,16 @@ async def test_C12_a_model_whose_parameters_wait_can_be_adopted(tmp_path: Path, 
         if streamed:
             await (await host.attach(loaded)).detach()
         assert (await host.adopt(loaded)).adopted
+        assert torch.equal(forward(loaded.module), forward(model))
+
+
+@pytest.mark.asyncio
+async def test_C12_a_model_that_was_detached_between_its_publication_and_its_adoption_moves(tmp_path: Path) -> None:
+    model, source = make_packable(tmp_path)
+    async with HostWeights(packing_config(tmp_path / "store")) as host:
+        loaded = await host.load(partial(Packable, 3), source)
+        await (await host.attach(loaded)).detach()
+        await host._assembly.ask(TRANSPORT, Rebase(model_id=loaded.model_id, lease_id=loaded.lease_id))
         assert torch.equal(forward(loaded.module), forward(model))
 
 
