@@ -293,11 +293,14 @@ class HostWeights:
         self._unloading.add(model.model_id)
         for publication in model.publications:
             await publication.cancel()
-        bound = (await self._ask(TRANSPORT, Forget(model_id=model.model_id), Forgotten)).lease_id
+        forgotten = await self._assembly.insist(TRANSPORT, Forget(model_id=model.model_id))
+        assert isinstance(forgotten, Forgotten)
         # The lease of the load too: an adoption that was cancelled after it re-bound the model could not release it.
         lease_ids = [model.lease_id, *(publication.lease_id for publication in model.publications)]
-        for lease_id in dict.fromkeys(lease_ids if bound is None else [*lease_ids, bound]):
-            await self._assembly.ask(STORE, Release(lease_id=lease_id))
+        if forgotten.lease_id is not None:
+            lease_ids.append(forgotten.lease_id)
+        for lease_id in dict.fromkeys(lease_ids):
+            await self._assembly.insist(STORE, Release(lease_id=lease_id))
         self._unloading.discard(model.model_id)
 
     def _refuse_unloading(self, model: "LoadedModel") -> None:
@@ -462,7 +465,7 @@ class Attachment:
 
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
-        await self._assembly.ask(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
+        await self._assembly.insist(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
 
 
 def _warn(report: ResolutionReport) -> None:

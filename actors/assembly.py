@@ -27,7 +27,7 @@ from ..messages.transport import (
 from .arguments import finite_timeout
 from .kernel.blocking import NoThread, in_own_thread
 from .kernel.contract import ActorSpec, RestartPolicy
-from .kernel.errors import MailboxFull
+from .kernel.errors import ActorStopped, MailboxFull
 from .kernel.instruments import Instruments
 from .kernel.system import ActorSystem
 from .ports.loader import LocalLoader
@@ -49,8 +49,8 @@ RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
 """Faults of the host that may pass; what an actor held stands in the resources. All else is a bug of ours."""
 
 
-_WAITING_MODELS = 16
-"""How many models may wait for their forwards before the next one waits for them; a thread is started when it must."""
+_WAITING_MODELS = 64
+"""How many models may wait for their forwards before others wait for them; a thread is started when it must."""
 _BEGINNING = (Attach, Publish, Resolve)
 _FULL_PAUSE_S = 0.001
 
@@ -64,15 +64,6 @@ def _take_back(reply: Message) -> Message | None:
             return Detach(attachment_id=info.attachment_id, terminal=False)
         case _:
             return None
-
-
-async def _ask_patiently(system: ActorSystem, recipient: str, message: Message) -> Message:
-    """Ask, again and again while the mailbox is full: a close may not fail because others ask too."""
-    while True:
-        try:
-            return await system.ask(recipient, message)
-        except MailboxFull:
-            await asyncio.sleep(_FULL_PAUSE_S)
 
 
 class Assembly:
@@ -111,7 +102,7 @@ class Assembly:
         await self._stack.enter_async_context(system)
         for spec in self._specs():
             await system.start(spec)
-        self._stack.push_async_callback(self._wind_down, system)
+        self._stack.push_async_callback(self._wind_down)
         self._system = system
 
     def _specs(self) -> tuple[ActorSpec, ...]:
@@ -122,7 +113,7 @@ class Assembly:
                 name=TRANSPORT,
                 create=partial(TransportActor, DevicesOnDemand(resources)),
                 accepts=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
-                concurrent=(Attach, Detach, Forget, Rebase, ReleaseResident),
+                concurrent=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident),
                 concurrency_limit=limit,
                 undelivered=_take_back,
                 mailbox_limit=limit,
@@ -178,6 +169,19 @@ class Assembly:
             raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
         return await self.system.ask(recipient, message, timeout_s=finite_timeout(timeout_s))
 
+    async def insist(self, recipient: str, message: Message) -> Message:
+        """Ask for what gives back, and is harmless twice: what others ask, and a restart over it, may not fail it."""
+        restarts = 0
+        while True:
+            try:
+                return await self.system.ask(recipient, message)
+            except MailboxFull:
+                await asyncio.sleep(_FULL_PAUSE_S)
+            except ActorStopped:
+                restarts += 1
+                if restarts > RESTART.limit:
+                    raise
+
     def tell(self, recipient: str, message: Message) -> None:
         """Send clean-up that must not fail the caller; a stopped system has nothing left to clean up."""
         if self._system is not None:
@@ -202,11 +206,11 @@ class Assembly:
         self.resources.close()
         self._store_port.shut()
 
-    async def _wind_down(self, system: ActorSystem) -> None:
+    async def _wind_down(self) -> None:
         """Hooks and copies go before leases. What a crashed actor leaves is taken down after the system."""
         for model_id in self.resources.models.ids():
-            await system.ask(TRANSPORT, Forget(model_id=model_id))
-        leases = await _ask_patiently(system, STORE, ListLeases())
+            await self.insist(TRANSPORT, Forget(model_id=model_id))
+        leases = await self.insist(STORE, ListLeases())
         assert isinstance(leases, Leases)
         for lease in leases.leases:
-            await system.ask(STORE, Release(lease_id=lease.lease_id))
+            await self.insist(STORE, Release(lease_id=lease.lease_id))

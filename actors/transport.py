@@ -1,6 +1,5 @@
 """TransportActor: devices, slots and streams of attached models, and the order in which they go down."""
 
-import asyncio
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -12,7 +11,6 @@ from ..messages.transport import (
     AnnounceModel,
     Attach,
     Attached,
-    AttachmentInfo,
     Attachments,
     AttachModel,
     Detach,
@@ -34,7 +32,7 @@ from ..messages.transport import (
     Ring,
 )
 from .kernel.contract import Context
-from .turns import Turns
+from .turns import Line, Turns
 
 
 class DevicePort(Protocol):
@@ -49,7 +47,7 @@ class DevicePort(Protocol):
         ...
 
     def forget(self, effect: ForgetModel) -> Forgotten:
-        """Drop a model that does not stream, and let its lease go; does not wait."""
+        """Detach a model, drop it and let its lease go; after an error it is still there. Waits only to detach."""
         ...
 
     def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
@@ -79,14 +77,16 @@ class TransportActor:
     The per-block hot path sends no message: a forward touches the ring directly.
 
     What changes a model, and may wait for its forwards, is done in the order of the messages, and beside what changes
-    other models: a long forward of one holds up no other. Attaches that meet other ranks come one after another,
-    whatever their models, since the ranks must meet for the same one.
+    other models: a long forward of one holds up no other. Attaches that meet other ranks are also done in the order of
+    their messages, whatever their models, since the ranks must meet for the same one.
     """
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
-        self._models = Turns()
-        self._meeting = asyncio.Lock()
+        self._turns = Turns()
+        self._meetings = Line()
+        self._models: dict[str, str] = {}
+        """By the attachments that this incarnation made or looked for."""
 
     async def started(self, context: Context) -> None:
         """The resource table knows what is attached."""
@@ -95,21 +95,29 @@ class TransportActor:
         """Answer one request."""
         match message:
             case Attach(model_id=model_id, gather=gather):
-                async with nullcontext() if gather is None else self._meeting, self._models.of(model_id):
-                    return await context.effect(AttachModel(request=message))
+                meets = gather is not None and len(gather.ranks) > 1
+                with self._meetings.join() if meets else nullcontext() as place:
+                    async with self._turns.of(model_id):
+                        if place is not None:
+                            await place.first()
+                        return self._note(await context.effect(AttachModel(request=message)))
             case Detach(attachment_id=attachment_id, terminal=terminal):
-                async with context.critical("detach"), self._models.of(await _model_of(attachment_id, context)):
-                    return await context.effect(DetachModel(attachment_id=attachment_id, terminal=terminal))
+                async with context.critical("detach"), self._turns.of(await self._model_of(attachment_id, context)):
+                    detached = await context.effect(DetachModel(attachment_id=attachment_id, terminal=terminal))
+                    self._models.pop(attachment_id, None)
+                    return detached
             case Forget(model_id=model_id):
-                async with context.critical("forget"), self._models.of(model_id):
-                    return await _forget(model_id, context)
+                async with context.critical("forget"), self._turns.of(model_id):
+                    forgotten = await context.effect(ForgetModel(model_id=model_id))
+                    self._models = {each: of for each, of in self._models.items() if of != model_id}
+                    return forgotten
             case Rebase(model_id=model_id, lease_id=lease_id):
-                async with self._models.of(model_id):
+                async with self._turns.of(model_id):
                     return await context.effect(RebaseModel(model_id=model_id, lease_id=lease_id))
             case AnnounceForwards(attachment_id=attachment_id, forwards=forwards):
                 return await context.effect(AnnounceModel(attachment_id=attachment_id, forwards=forwards))
             case ReleaseResident(attachment_id=attachment_id):
-                async with self._models.of(await _model_of(attachment_id, context)):
+                async with self._turns.of(await self._model_of(attachment_id, context)):
                     return await context.effect(ReleaseModelResident(attachment_id=attachment_id))
             case ReadRing(attachment_id=attachment_id):
                 return await context.effect(ReadModelRing(attachment_id=attachment_id))
@@ -117,6 +125,19 @@ class TransportActor:
                 return await context.effect(ListModelAttachments())
             case _:
                 raise AssertionError(type(message))
+
+    def _note(self, attached: Message) -> Message:
+        assert isinstance(attached, Attached)
+        self._models[attached.info.attachment_id] = attached.info.model_id
+        return attached
+
+    async def _model_of(self, attachment_id: str, context: Context) -> str:
+        """Whose turn it takes to change an attachment; one that is not there has no model, and nothing to change."""
+        if attachment_id not in self._models:
+            listed = await context.effect(ListModelAttachments())
+            assert isinstance(listed, Attachments)
+            self._models |= {each.attachment_id: each.model_id for each in listed.attachments}
+        return self._models.get(attachment_id, attachment_id)
 
     async def perform(self, effect: Message, context: Context) -> Message:
         """Carry out an effect on a device, off the loop.
@@ -132,16 +153,18 @@ class TransportActor:
                 return await context.blocking(lambda budget: port.attach(effect, budget), self._undo)
             case DetachModel():
                 return await context.blocking(lambda _: port.detach(effect))
-            case ForgetModel():
+            case ForgetModel(model_id=model_id):
+                if any(each.model_id == model_id for each in port.attachments().attachments):
+                    return await context.blocking(lambda _: port.forget(effect))
                 return port.forget(effect)
             case RebaseModel():
                 return await context.blocking(lambda budget: port.rebase(effect, budget))
             case AnnounceModel():
-                return port.announce(effect)
+                return await context.blocking(lambda _: port.announce(effect))
             case ReleaseModelResident():
                 return await context.blocking(lambda _: port.release(effect))
             case ReadModelRing():
-                return port.read(effect)
+                return await context.blocking(lambda _: port.read(effect))
             case _:
                 raise AssertionError(type(effect))
 
@@ -150,22 +173,3 @@ class TransportActor:
 
     async def stopped(self, context: Context) -> None:
         """Attachments stand in the resource table and outlive this incarnation."""
-
-
-async def _attachments(context: Context) -> tuple[AttachmentInfo, ...]:
-    listed = await context.effect(ListModelAttachments())
-    assert isinstance(listed, Attachments)
-    return listed.attachments
-
-
-async def _model_of(attachment_id: str, context: Context) -> str:
-    """Whose turn it takes to change an attachment; one that is not there has no model, and nothing to change."""
-    found = (each.model_id for each in await _attachments(context) if each.attachment_id == attachment_id)
-    return next(found, attachment_id)
-
-
-async def _forget(model_id: str, context: Context) -> Message:
-    for each in await _attachments(context):
-        if each.model_id == model_id:
-            await context.effect(DetachModel(attachment_id=each.attachment_id, terminal=False))
-    return await context.effect(ForgetModel(model_id=model_id))

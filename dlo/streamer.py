@@ -28,6 +28,8 @@ from .transfer import RankLocal, Way
 from .tuner import Tuner
 
 _LOG = logging.getLogger("hostweights")
+_CLAIMING = threading.Lock()
+_CLAIMED: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,57 +131,57 @@ class Streamer:
         _refuse_below(slots, LEAST_SLOTS, f"a ring of {slots!r} slots cannot overlap; {LEAST_SLOTS} is the least")
         found = blocks if isinstance(blocks, BlockMap) else discover(module, blocks)
         modules = [module.get_submodule(block.path) for block in found.blocks]
-        _refuse_twice(module, modules)
-        _check_blocks([block.path for block in found.blocks], backing)
-        bindings = _bindings(module, found, backing)
-        sizes = replace(
-            _ring_sizes(modules, bindings, backing, slots, way), kept=found.kept, on_demand=tuple(on_demand)
-        )
-        # Ranks would measure differently, and must gather the same blocks in the same order.
-        alone = isinstance(way, RankLocal)
-        tuner = _tuner(sizes, slot_limit_bytes) if asked is None and alone else None
-        depth = f"{sizes.slots} slots: {_why(asked, sizes, tuner, alone)}"
-        with (
-            torch.inference_mode(mode=False),
-            ExitStack() as rest,
-            ExitStack() as failed,
-            ExitStack() as hooks,
-        ):
-            streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
-            parts = components(module, found.kept, on_demand, streamed, device)
-            resident = Resident(module, streamed.union(id(each) for part in parts for each in part.parameters))
-            resident.move(device, budget, rest)
-            show_device(list(module.parameters()), device.torch_device, rest)
-            for part in parts:
-                rest.callback(part.close)
-                if part.keep:
-                    part.fetch(budget)
-            _freeze(modules, rest)
-            for binding in bindings:
-                failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
-            policy = RegistrationPolicy() if registration is None else registration
-            driver = RingDriver(
-                device,
-                backing,
-                bindings,
-                slots=sizes.slots,
-                slot_bytes=sizes.slot_bytes,
-                registration=policy,
-                way=way,
-                depth=depth,
-                tuner=tuner,
+        with _claimed(module, modules):
+            _check_blocks([block.path for block in found.blocks], backing)
+            bindings = _bindings(module, found, backing)
+            sizes = replace(
+                _ring_sizes(modules, bindings, backing, slots, way), kept=found.kept, on_demand=tuple(on_demand)
             )
-            failed.callback(driver.abandon)
-            guard(module, modules, driver, rest)
-            for index, block in enumerate(modules):
-                replace_attribute(block, "forward", BlockHook(driver, index, block), hooks)
-            for part in parts:
-                replace_attribute(part.module, "forward", ComponentHook(part), hooks)
-            replace_attribute(module, "forward", RootHook(driver, module), hooks)
-            _check(budget)
-            driver.prefetch()
-            failed.pop_all()
-            return cls(module, modules, device, driver, resident, parts, hooks.pop_all(), rest.pop_all(), sizes)
+            # Ranks would measure differently, and must gather the same blocks in the same order.
+            alone = isinstance(way, RankLocal)
+            tuner = _tuner(sizes, slot_limit_bytes) if asked is None and alone else None
+            depth = f"{sizes.slots} slots: {_why(asked, sizes, tuner, alone)}"
+            with (
+                torch.inference_mode(mode=False),
+                ExitStack() as rest,
+                ExitStack() as failed,
+                ExitStack() as hooks,
+            ):
+                streamed = {id(parameter) for binding in bindings for parameter in binding.parameters}
+                parts = components(module, found.kept, on_demand, streamed, device)
+                resident = Resident(module, streamed.union(id(each) for part in parts for each in part.parameters))
+                resident.move(device, budget, rest)
+                show_device(list(module.parameters()), device.torch_device, rest)
+                for part in parts:
+                    rest.callback(part.close)
+                    if part.keep:
+                        part.fetch(budget)
+                _freeze(modules, rest)
+                for binding in bindings:
+                    failed.callback(binding.move_home, [parameter.data for parameter in binding.parameters])
+                policy = RegistrationPolicy() if registration is None else registration
+                driver = RingDriver(
+                    device,
+                    backing,
+                    bindings,
+                    slots=sizes.slots,
+                    slot_bytes=sizes.slot_bytes,
+                    registration=policy,
+                    way=way,
+                    depth=depth,
+                    tuner=tuner,
+                )
+                failed.callback(driver.abandon)
+                guard(module, modules, driver, rest)
+                for index, block in enumerate(modules):
+                    replace_attribute(block, "forward", BlockHook(driver, index, block), hooks)
+                for part in parts:
+                    replace_attribute(part.module, "forward", ComponentHook(part), hooks)
+                replace_attribute(module, "forward", RootHook(driver, module), hooks)
+                _check(budget)
+                driver.prefetch()
+                failed.pop_all()
+                return cls(module, modules, device, driver, resident, parts, hooks.pop_all(), rest.pop_all(), sizes)
 
     @property
     def sizes(self) -> "RingSizes":
@@ -285,10 +287,11 @@ class Streamer:
             self._driver.close(terminal, budget)
             self._settle_device()
             self._resident.bring_back(self._device)
-            self._hooks.close()
-            self._rest.close()
-            if terminal:
-                close_off(self._module, self._blocks)
+            with _claimed(self._module, self._blocks, leaving=True):
+                self._hooks.close()
+                self._rest.close()
+                if terminal:
+                    close_off(self._module, self._blocks)
             self._detached = True
 
 
@@ -319,13 +322,24 @@ def _why(asked: int | None, sizes: RingSizes, tuner: Tuner | None, alone: bool) 
     return "memory allows no more" if alone else "ranks that gather keep the same number"
 
 
-def _refuse_twice(module: nn.Module, modules: Sequence[nn.Module]) -> None:
-    if any(is_streamed(part) for part in (module, *modules)):
-        raise error(
-            Stage.TRANSPORT,
-            Code.ALREADY_ATTACHED,
-            f"{type(module).__name__} or one of its blocks is streamed already; detach it first",
-        )
+@contextmanager
+def _claimed(module: nn.Module, blocks: Sequence[nn.Module], *, leaving: bool = False) -> Iterator[None]:
+    """Keep other models that have some of these modules from being attached while this one is, or while it leaves.
+
+    An attach puts its hooks on last and a detach takes them off first, so that hooks do not tell of either.
+    """
+    parts = (module, *blocks)
+    ids = {id(part) for part in parts}
+    with _CLAIMING:
+        if not leaving and (ids & _CLAIMED or any(is_streamed(part) for part in parts)):
+            text = f"{type(module).__name__} or one of its blocks is streamed already; detach it first"
+            raise error(Stage.TRANSPORT, Code.ALREADY_ATTACHED, text)
+        _CLAIMED.update(ids)
+    try:
+        yield
+    finally:
+        with _CLAIMING:
+            _CLAIMED.difference_update(ids)
 
 
 def _check_blocks(paths: Sequence[str], backing: HostBacking) -> None:

@@ -309,7 +309,7 @@ class DetachModel(Message, frozen=True, kw_only=True, tag="transport.effect.deta
 
 
 class ForgetModel(Message, frozen=True, kw_only=True, tag="transport.effect.forget"):
-    """Drop a model that does not stream. Outcome Forgotten."""
+    """Detach a model and drop it. Outcome Forgotten."""
 
     model_id: Id
 

@@ -73,6 +73,7 @@ class Script:
         self.difference: Difference | None = None
         self.abandoned = False
         """The replay is over and what still runs is being ended."""
+        self._cancels = {position: record for position, record in records if isinstance(record, Cancelled)}
         for position, record in records:
             if isinstance(record, Output | Cancelled):
                 self._by_handling[record.handling].append((position, record))
@@ -103,6 +104,21 @@ class Script:
         """The run of a handler that begins now."""
         run = self._runs[handling] = Run(self, deadline_s, self._by_handling[handling])
         return run
+
+    def crash(self, position: int) -> None:
+        """A handler crashed at this record: the others are cancelled in the same step, before any of them goes on.
+
+        The cancels stand right before it. What one of the others waits for may be free now, a lock that the crashed one
+        held, but it never came to have it.
+        """
+        first = position
+        while first - 1 in self._cancels:
+            first -= 1
+        for cancelled in range(first, position):
+            run = self._runs.get(self._cancels[cancelled].handling)
+            if run is not None and run.task is not None and run.comes_next(cancelled):
+                self.consumed.add(cancelled)
+                run.task.cancel()
 
     def answer(self, position: int, record: Answered) -> None:
         """End a handler's wait as it ended."""
@@ -143,6 +159,11 @@ class Run:
         self._next = index + 1
         self.script.consumed.add(position)
         return position, record
+
+    def comes_next(self, position: int) -> bool:
+        """Whether the record there is the handler's next one, and nobody has seen to it."""
+        unseen = position not in self.script.consumed
+        return unseen and self._next < len(self._records) and self._records[self._next][0] == position
 
     def withheld_cancel(self) -> bool:
         """Whether the record before the last output is a cancel not sent yet: one that a section withheld."""
@@ -194,6 +215,8 @@ class Run:
         got = _ending(reply, raised, cancelled=cancelled)
         try:
             position, record = self.output(Finished, got)
+            if raised is not None and not isinstance(raised, HostWeightsError):
+                self.script.crash(position)
             if not _same_ending(record, got, self.script.same):
                 self.diverge(position, record, got)
         except Diverged:

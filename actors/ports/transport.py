@@ -45,7 +45,10 @@ class DevicesOnDemand:
         return self._devices.detach(effect)
 
     def forget(self, effect: ForgetModel) -> Forgotten:
-        """Drop the model from the resource table."""
+        """Detach the model, and drop it from the resource table."""
+        for info in self.attachments().attachments:
+            if info.model_id == effect.model_id:
+                self.detach(DetachModel(attachment_id=info.attachment_id, terminal=False))
         lease_id = self._resources.forget_model(effect.model_id)
         return Forgotten(model_id=effect.model_id, lease_id=lease_id)
 

@@ -12,6 +12,7 @@ import torch
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, LoadedModel, ProductionPolicy
 from hostweights.actors.assembly import TRANSPORT
+from hostweights.dlo.devices.cpu import CpuDevice
 from hostweights.hwr.gate import ForwardGate
 from tiny_model import factory, make_checkpoint, plain, run
 
@@ -132,6 +133,41 @@ async def test_A13_an_unload_or_close_ends_what_was_asked_for_before(
             assert unknown.value.code is Code.MODEL_UNKNOWN
         assert torch.equal(run(model.module), plain(source))
         assert "forward" not in vars(model.module)
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+async def test_A13_a_transient_fault_over_another_model_fails_no_unload_or_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_of_them: bool
+) -> None:
+    source = make_checkpoint(tmp_path)
+    entered, go = threading.Event(), threading.Event()
+    close = CpuDevice.close
+
+    def fail_once(device: CpuDevice) -> None:
+        monkeypatch.setattr(CpuDevice, "close", close)
+        entered.set()
+        go.wait()
+        close(device)
+        raise OSError(5, "Input/output error")
+
+    async with HostWeights(Config(root=str(tmp_path / "store"), production=NOTHING_BEHIND)) as host:
+        broken, sound = await host.load(factory(), source), await host.load(factory(), source)
+        attachment = await host.attach(broken)
+        await host.attach(sound)
+        monkeypatch.setattr(CpuDevice, "close", fail_once)
+        detaching = asyncio.create_task(attachment.detach())
+        await anyio.to_thread.run_sync(entered.wait)
+        with in_forward(sound):
+            ending = asyncio.create_task(host.close() if all_of_them else sound.unload())
+            await handled_at_once(host, 2)
+            go.set()
+            with pytest.raises(HostWeightsError) as failed:
+                await detaching
+            assert failed.value.code is Code.HANDLER_FAILED
+        await ending
+        if not all_of_them:
+            assert [each.model_id for each in await host.attachments()] == [broken.model_id]
+        assert torch.equal(run(sound.module), plain(source))
 
 
 async def test_D1_changes_of_one_model_that_come_at_once_are_made_one_after_another(tmp_path: Path) -> None:

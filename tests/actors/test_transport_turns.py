@@ -5,8 +5,10 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from threading import Event
 
+import anyio.to_thread
 import msgspec
 import pytest
 
@@ -14,9 +16,11 @@ from chaos_world import FakeDevices, FakeStore, World
 from hostweights import HostWeightsError
 from hostweights.actors.assembly import TRANSPORT, Assembly
 from hostweights.actors.kernel import ActorSystem
+from hostweights.actors.kernel.replay import replay
 from hostweights.actors.transport import TransportActor
 from hostweights.messages.budget import Budget
 from hostweights.messages.config import Config
+from hostweights.messages.registry import AnyMessage
 from hostweights.messages.transport import (
     Attach,
     Attached,
@@ -80,12 +84,18 @@ class HeldDevices(FakeDevices):
 
 
 @asynccontextmanager
-async def transport(devices: HeldDevices) -> AsyncIterator[ActorSystem]:
+async def transport(
+    devices: HeldDevices, journal: Path | None = None, actor: TransportActor | None = None
+) -> AsyncIterator[ActorSystem]:
     """The transport alone, as it is put together for a host."""
     (spec,) = (each for each in Assembly(Config(root="/unused"))._specs() if each.name == TRANSPORT)
     restart = msgspec.structs.replace(spec.restart, backoff_s=0.001)
-    async with ActorSystem() as system:
-        await system.start(msgspec.structs.replace(spec, create=partial(TransportActor, devices), restart=restart))
+    async with ActorSystem(journal) as system:
+        await system.start(
+            msgspec.structs.replace(
+                spec, create=lambda: TransportActor(devices) if actor is None else actor, restart=restart
+            )
+        )
         try:
             yield system
         finally:
@@ -108,18 +118,47 @@ async def begun(system: ActorSystem, devices: HeldDevices, model_id: str) -> Non
         await system.ask(TRANSPORT, ListAttachments())
 
 
+async def asked_much(system: ActorSystem) -> None:
+    """Ask so often that what may begin beside has begun."""
+    for _ in range(100):
+        await system.ask(TRANSPORT, ListAttachments())
+
+
 async def test_D1_attaches_that_meet_other_ranks_come_in_their_order_and_hold_up_no_other() -> None:
     devices, ranks = HeldDevices(), GatherPolicy(ranks=(0, 1))
     async with transport(devices) as system:
         first = asyncio.create_task(system.ask(TRANSPORT, attach("slow", ranks)))
         await begun(system, devices, "slow")
         second = asyncio.create_task(system.ask(TRANSPORT, attach("second", ranks)))
+        forgetting = asyncio.create_task(system.ask(TRANSPORT, Forget(model_id="second")))
         await system.ask(TRANSPORT, attach("alone"))
-        assert devices.begun == ["slow", "alone"]
+        await system.ask(TRANSPORT, attach("one of one", GatherPolicy(ranks=(0,))))
+        assert devices.begun == ["slow", "alone", "one of one"]
         devices.go.set()
-        await first
-        await second
-        assert devices.begun == ["slow", "alone", "second"]
+        await asyncio.gather(first, second, forgetting)
+        assert devices.begun == ["slow", "alone", "one of one", "second", "forget second", "detach to-second"]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "refused"])
+async def test_D1_one_that_leaves_the_queue_of_those_that_meet_lets_nobody_past_those_before(ends: str) -> None:
+    devices, ranks = HeldDevices(), GatherPolicy(ranks=(0, 1))
+    async with transport(devices) as system:
+        first = asyncio.create_task(system.ask(TRANSPORT, attach("slow", ranks)))
+        await begun(system, devices, "slow")
+        left = asyncio.create_task(
+            system.ask(TRANSPORT, attach("left", ranks), timeout_s=0.01 if ends == "refused" else None)
+        )
+        third = asyncio.create_task(system.ask(TRANSPORT, attach("third", ranks)))
+        await system.ask(TRANSPORT, ListAttachments())
+        if ends == "cancelled":
+            left.cancel()
+        (found,) = await asyncio.gather(left, return_exceptions=True)
+        assert isinstance(found, HostWeightsError | asyncio.CancelledError)
+        await asked_much(system)
+        assert devices.begun == ["slow"]
+        devices.go.set()
+        await asyncio.gather(first, third)
+        assert devices.begun == ["slow", "third"]
 
 
 async def test_D1_what_changes_one_model_comes_in_the_order_of_the_messages() -> None:
@@ -145,9 +184,60 @@ async def test_D1_what_changes_one_model_comes_in_the_order_of_the_messages() ->
         devices.begun.clear()
         devices.go.set()
         await asyncio.gather(*asking)
-        wanted = ["release to-slow", "detach to-slow", "slow", "detach to-slow", "forget slow"]
+        wanted = ["release to-slow", "detach to-slow", "slow", "forget slow", "detach to-slow"]
         assert devices.begun == wanted
         assert list(devices.world.attachments) == ["to-other"]
+
+
+async def test_D3_a_crash_while_others_wait_their_turn_replays(tmp_path: Path) -> None:
+    devices, journal = HeldDevices(), tmp_path / "journal"
+    async with transport(devices, journal) as system:
+        crashing = asyncio.create_task(system.ask(TRANSPORT, attach("slow")))
+        await begun(system, devices, "slow")
+        waiting = [asyncio.create_task(system.ask(TRANSPORT, attach("slow"))) for _ in range(2)]
+        await system.ask(TRANSPORT, ListAttachments())
+        devices.broken = True
+        devices.go.set()
+        found = await asyncio.gather(crashing, *waiting, return_exceptions=True)
+        assert all(isinstance(each, HostWeightsError) for each in found)
+        await system.ask(TRANSPORT, ListAttachments())
+    replaying = partial(replay, journal, TRANSPORT, lambda _: TransportActor(devices), AnyMessage)
+    replayed = await anyio.to_thread.run_sync(replaying)  # it runs where no loop does
+    assert replayed.difference is None
+    assert replayed.num_handlers > len(found)
+
+
+async def test_D1_a_later_incarnation_knows_whose_turn_it_is() -> None:
+    devices = HeldDevices()
+    async with transport(devices) as system:
+        devices.go.set()
+        await system.ask(TRANSPORT, attach("slow"))
+        devices.broken = True
+        with pytest.raises(HostWeightsError):
+            await system.ask(TRANSPORT, attach("broken"))
+        devices.go.clear()
+        devices.begun.clear()
+        rebasing = asyncio.create_task(system.ask(TRANSPORT, Rebase(model_id="slow", lease_id="lease")))
+        await begun(system, devices, "slow")
+        detaching = asyncio.create_task(system.ask(TRANSPORT, Detach(attachment_id="to-slow", terminal=False)))
+        await asked_much(system)
+        assert devices.begun == ["slow"]
+        devices.go.set()
+        await asyncio.gather(rebasing, detaching, return_exceptions=True)
+        assert not devices.world.attachments
+        assert system.stats().actors[0].restarts == 1
+
+
+async def test_D1_what_is_detached_or_forgotten_leaves_nothing_in_the_actor() -> None:
+    devices = HeldDevices()
+    actor = TransportActor(devices)
+    devices.go.set()
+    async with transport(devices, actor=actor) as system:
+        for model_id in ("one", "two"):
+            await system.ask(TRANSPORT, attach(model_id))
+        await system.ask(TRANSPORT, Detach(attachment_id="to-one", terminal=False))
+        await system.ask(TRANSPORT, Forget(model_id="two"))
+        assert not actor._models
 
 
 async def test_D1_a_detach_that_waits_its_turn_outlasts_a_crash() -> None:

@@ -220,6 +220,31 @@ def test_a_model_is_attached_once(device: ProbeDevice) -> None:
     streamer.detach(terminal=False)
 
 
+def test_models_that_share_blocks_are_not_attached_while_one_of_them_comes_or_goes(device: ProbeDevice) -> None:
+    model, other = Stack([4, 9, 5]), Stack([4, 9, 5])
+    other.blocks = model.blocks
+    expected, refused = run(model), list[Code]()
+
+    def attach_other() -> Streamer:
+        return Streamer.attach(other, ("blocks",), device, PrivateBacking(other, discover(other)))
+
+    class Meddling(PlainBudget):
+        def check(self) -> None:
+            with pytest.raises(HostWeightsError) as found:
+                attach_other()
+            refused.append(found.value.code)
+
+    backing = PrivateBacking(model, discover(model))
+    streamer = Streamer.attach(model, ("blocks",), device, backing, budget=Meddling())
+    streamer._rest.callback(Meddling().check)  # once its hooks are off
+    streamer.detach(terminal=False)
+    assert len(refused) > 1
+    assert set(refused) == {Code.ALREADY_ATTACHED}
+    following = attach_other()
+    assert torch.equal(run(model), expected)
+    following.detach(terminal=False)
+
+
 def test_C9_a_reversible_detach_gives_back_the_model(device: ProbeDevice) -> None:
     model = Stack([4, 9, 5])
     expected = run(model)

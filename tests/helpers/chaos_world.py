@@ -274,8 +274,9 @@ class FakeDevices:
         return Detached(attachment_id=effect.attachment_id, known=known)
 
     def forget(self, effect: ForgetModel) -> Forgotten:
-        if any(each.model_id == effect.model_id for each in self.world.attachments.values()):
-            raise Broken("forgotten while it streams")
+        for each in tuple(self.world.attachments.values()):
+            if each.model_id == effect.model_id:
+                self.detach(DetachModel(attachment_id=each.attachment_id, terminal=False))
         return Forgotten(model_id=effect.model_id, lease_id=self.world.models.pop(effect.model_id, None))
 
     def rebase(self, effect: RebaseModel, budget: Budget) -> Rebased:
