@@ -29,6 +29,10 @@ class Redactor:
         self._odd: set[str] = set()
         self._paths = re.compile(_PATH)
 
+    def encode(self, record: object) -> bytes:
+        """A record, or a list of them, without paths as msgpack; raises as the encoder does for what has no form."""
+        return msgspec.msgpack.encode(self.record(record))
+
     def record(self, record: object) -> object:
         """A record, ready to be encoded, without paths."""
         plain = msgspec.to_builtins(record, builtin_types=(bytes,))
@@ -72,4 +76,5 @@ class Redactor:
         return _NAME.sub(self._name, found.group())
 
     def _name(self, found: re.Match[str]) -> str:
-        return f"p-{blake2s(found.group().encode(), key=self._key, digest_size=4).hexdigest()}"
+        name = found.group().encode(errors="surrogatepass")  # as the system gives names that are no UTF-8
+        return f"p-{blake2s(name, key=self._key, digest_size=4).hexdigest()}"
