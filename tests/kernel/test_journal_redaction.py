@@ -10,6 +10,7 @@ import pytest
 import loop_guard
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
 from hostweights.actors.kernel.journal_file import JournalReader
+from hostweights.actors.kernel.journal_redaction import Redactor
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code
 from hostweights.messages.journal import Dequeued, JournalPolicy, JournalRecord
@@ -91,3 +92,44 @@ async def test_D3_a_path_that_is_no_unicode_is_redacted_as_any_other(tmp_path: P
     named = msgspec.msgpack.decode(bodies.pop(), type=Open).path
     assert isinstance(named, str)
     assert named.count("/p-") == 2
+
+
+def test_D3_a_path_is_hidden_however_many_odd_ones_came_before() -> None:
+    """Odd ones hold a space or the like, so that no sentence shows where they end."""
+    redactor = Redactor()
+    for n in range(1100):
+        redactor.record({"path": f"/mnt/disk {n}/hidden"})
+    path = "/mnt/My Disk/hidden (1)"
+    later = redactor.record({"text": f"{path}/x: gone", "path": path, "url": f"file://{path}"})
+    assert isinstance(later, dict)
+    assert not any(name in f"{later}" for name in ("mnt", "My", "Disk", "hidden", "(1)"))
+    assert later["url"] == f"file://{later['path']}"
+    assert later["text"].startswith(f"{later['path']}/p-")
+    assert later["text"].endswith(": gone")
+
+
+def test_D3_a_path_under_an_odd_one_that_a_field_named_is_hidden_in_a_sentence() -> None:
+    redactor = Redactor()
+    named = redactor.record({"path": "/mnt/My Disk/leases/1"})
+    later = redactor.record({"text": "could not open /mnt/My Disk/leases/2: gone"})
+    assert isinstance(named, dict)
+    assert isinstance(later, dict)
+    folder = named["path"].rpartition("/")[0]
+    assert later["text"].startswith(f"could not open {folder}/p-")
+    assert later["text"].endswith(": gone")
+
+
+def test_D3_a_path_in_a_sentence_ends_where_a_known_one_begins() -> None:
+    written = Redactor().record({"text": "/mnt/My Disk/x=/it's/hidden", "paths": ("/mnt/My Disk", "/it's/hidden")})
+    assert isinstance(written, dict)
+    first, second = written["paths"]
+    assert written["text"].startswith(f"{first}/p-")
+    assert written["text"].endswith(second)
+    assert first.count("/p-") == second.count("/p-") == 2
+
+
+def test_D3_paths_in_a_list_are_hidden_as_a_whole() -> None:
+    written = Redactor().record({"paths": ["/mnt/My Disk/hidden", "/mnt/My Disk"]})
+    assert isinstance(written, dict)
+    assert [path.count("/p-") for path in written["paths"]] == [3, 2]
+    assert not any(name in f"{written}" for name in ("My", "Disk"))
