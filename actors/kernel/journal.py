@@ -140,7 +140,8 @@ class Journal:
             return b""
         self._encode_batch()
         newest = self._ring.newest()
-        return self._head(0) + (frame_of([newest]) if newest.num_records else b"")
+        part = 0 if self._ring.whole else 1  # as of a file whose oldest parts were removed: older records are gone
+        return self._head(part) + (frame_of([newest]) if newest.num_records else b"")
 
     def _head(self, part: int) -> bytes:
         header = JournalHeader(

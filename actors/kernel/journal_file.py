@@ -223,7 +223,7 @@ class JournalReader:
         self._entries = msgspec.msgpack.Decoder(list[WrittenEntry])
         self.torn_bytes = 0
         self.first_part = 0
-        """More than 0 when the oldest parts were removed."""
+        """More than 0 when the oldest parts were removed, or what a ring had let go of."""
 
     def __enter__(self) -> Self:
         try:

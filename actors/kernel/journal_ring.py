@@ -14,14 +14,21 @@ class Ring:
         self._limit = limit
         self._batches: deque[Batch] = deque()
         self._count = 0
+        self._num_added = 0
 
     def add(self, batch: Batch) -> None:
         """Take in newer records; batches that are no longer needed go."""
         batches = self._batches
         batches.append(batch)
         self._count += batch.num_records
+        self._num_added += batch.num_records
         while self._count - batches[0].num_records >= self._limit:
             self._count -= batches.popleft().num_records
+
+    @property
+    def whole(self) -> bool:
+        """Whether the newest records are all that there were."""
+        return self._num_added <= self._limit
 
     def newest(self) -> Batch:
         """The newest ``limit`` records, or all when there are fewer."""
