@@ -139,9 +139,9 @@ class Journal:
         if self._ring is None:
             return b""
         self._encode_batch()
-        newest = self._ring.newest()
         part = 0 if self._ring.whole else 1  # as of a file whose oldest parts were removed: older records are gone
-        return self._head(part) + (frame_of([newest]) if newest.num_records else b"")
+        frames = [frame_of([batch]) for batch in self._ring.newest()]  # one for all could be longer than is read
+        return b"".join([self._head(part), *frames])
 
     def _head(self, part: int) -> bytes:
         header = JournalHeader(

@@ -46,11 +46,6 @@ class Batch(NamedTuple):
         """From the msgpack array of fewer than 65,536 of them."""
         return cls(count, array[1 if count < _ARRAY16_FROM else 3 :])
 
-    @classmethod
-    def joined(cls, batches: "Sequence[Batch]") -> "Batch":
-        """All of them as one."""
-        return cls(sum(batch.num_records for batch in batches), b"".join([batch.data for batch in batches]))
-
     def array(self) -> bytes:
         """The msgpack array of the records."""
         return array_head(self.num_records) + self.data

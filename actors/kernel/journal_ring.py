@@ -30,11 +30,11 @@ class Ring:
         """Whether the newest records are all that there were."""
         return self._num_added <= self._limit
 
-    def newest(self) -> Batch:
+    def newest(self) -> list[Batch]:
         """The newest ``limit`` records, or all when there are fewer."""
         batches = list(self._batches)
         surplus = self._count - self._limit
         if surplus > 0:
             records = msgspec.msgpack.decode(batches[0].array(), type=list[msgspec.Raw])[surplus:]
             batches[0] = Batch(len(records), b"".join(records))
-        return Batch.joined(batches)
+        return batches

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, RestartPolicy
-from hostweights.actors.kernel.journal_file import JournalReader
+from hostweights.actors.kernel.journal_file import FRAME_LIMIT_BYTES, JournalReader
 from hostweights.actors.kernel.replay import replay
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code, HostWeightsError
@@ -67,3 +67,15 @@ def test_D3_a_ring_replays_from_the_first_start_that_it_holds(tmp_path: Path) ->
     result = replay(path, "a", lambda _: Echo(), Do)
     assert result.difference is None
     assert result.num_records == len(records) - records.index(start)
+
+
+def test_D3_a_ring_longer_than_a_frame_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ring.journal"
+    texts = ["x" * 500_000] * 20
+    path.write_bytes(asyncio.run(recent(1000, texts)))
+    assert path.stat().st_size > FRAME_LIMIT_BYTES
+    with JournalReader(path) as reader:
+        records = list(reader)
+    assert reader.torn_bytes == reader.first_part == 0
+    assert sum(isinstance(record, Dequeued) for record in records) == 2 * len(texts)
+    assert replay(path, "a", lambda _: Echo(), Do).difference is None
