@@ -102,17 +102,24 @@ class FileWriter:
                 raise FileExistsError(17, "parts of an older journal of that name exist")
             self._begin_part()
         except OSError as found:
+            self._remove()
             text = f"journal {self._path} could not be created: {found.strerror}; name a new file in a writable folder"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
         thread = threading.Thread(target=self._run, name="journal-writer")
         try:
             thread.start()
         except RuntimeError as found:
-            os.close(self._file)
-            self._path.unlink(missing_ok=True)
+            self._remove()
             text = f"journal {self._path} has no thread that writes it: {found}"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path) from found
         self._thread = thread
+
+    def _remove(self) -> None:
+        """Close and remove the file, if this writer made one and has no thread yet."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._path.unlink(missing_ok=True)
 
     def write(self, batches: list[Batch]) -> None:
         """Hand encoded records over, for one frame; never waits."""
