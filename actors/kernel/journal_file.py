@@ -214,7 +214,8 @@ class JournalReader:
     Reads every version of ``JOURNAL_VERSIONS`` and gives out the two records that a ``Handled`` stands for. A journal
     that ends inside a frame was torn by a crash: iteration ends there and ``torn_bytes`` says how many bytes were left
     over. A wrong checksum, an unknown record, a frame too long, a missing part between others or a first record that is
-    not a header of a known version raise ``journal_corrupt``. Holds one frame in memory at a time.
+    not a header of a known version raise ``journal_corrupt``; a part that is removed before it is read raises
+    ``io_error``. Holds one frame in memory at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -234,8 +235,7 @@ class JournalReader:
                 self._paths.append(self._path)
             self._file = self._paths[0].open("rb")
         except OSError as found:
-            text = f"journal {self._path} could not be read: {found.strerror}"
-            raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
+            raise self._unreadable(found) from found
         return self
 
     def __exit__(
@@ -247,13 +247,21 @@ class JournalReader:
     def __iter__(self) -> Iterator[JournalRecord]:
         if self._file is None:
             raise ValueError("a JournalReader is read inside its with statement")
-        for index, path in enumerate(self._paths):
-            if index:
-                self._file.close()
-                self._file = path.open("rb")
-            if self.torn_bytes:
-                raise _corrupt(path, 0, "follows a part that ends inside a frame")
-            yield from self._part(path, index)
+        try:
+            for index, path in enumerate(self._paths):
+                if index:
+                    self._file.close()
+                    self._file = path.open("rb")
+                if self.torn_bytes:
+                    raise _corrupt(path, 0, "follows a part that ends inside a frame")
+                yield from self._part(path, index)
+        except OSError as found:
+            raise self._unreadable(found) from found
+
+    def _unreadable(self, found: OSError) -> HostWeightsError:
+        """A file that is not there, or a part that its writer removed meanwhile."""
+        text = f"journal {found.filename or self._path} could not be read: {found.strerror}"
+        return error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno)
 
     def _part(self, path: Path, index: int) -> Iterator[JournalRecord]:
         payload = self._frame(path, 0)

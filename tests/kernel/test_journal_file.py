@@ -3,7 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from hostweights.actors.kernel import ActorSystem
+from hostweights.actors.kernel.journal_file import JournalReader, frame, part_path
+from hostweights.messages.failure import Code, HostWeightsError
+from hostweights.messages.journal import JournalHeader
 from small_disk import small_disk_at
 
 
@@ -31,3 +37,23 @@ def test_D3_a_journal_that_has_no_room_to_begin_leaves_no_file_and_no_descriptor
         filler.unlink()
         assert asyncio.run(journal_failure(path)) == "", "the same name is free once there is room"
         assert path.stat().st_size > 0
+
+
+def write_part(path: Path, part: int) -> None:
+    """A part without records."""
+    path.write_bytes(frame(msgspec.msgpack.encode(JournalHeader(package_version="1", clock_s=0.0, part=part))))
+
+
+def test_D3_a_part_that_is_removed_while_a_journal_is_read_is_named(tmp_path: Path) -> None:
+    """As a writer does that keeps the newest few."""
+    path = tmp_path / "run.journal"
+    for number in (1, 2):
+        write_part(part_path(path, number), number - 1)
+    write_part(path, 2)
+    with JournalReader(path) as reader:
+        records = iter(reader)
+        next(records)
+        part_path(path, 2).unlink()
+        with pytest.raises(HostWeightsError, match=r"run\.journal\.000002 could not be read: No such file") as gone:
+            next(records)
+    assert gone.value.code is Code.IO_ERROR
