@@ -64,8 +64,9 @@ def part_path(path: Path, number: int) -> Path:
 
 def full_parts(path: Path) -> list[Path]:
     """The full parts of a journal that are still there, oldest first."""
-    name = re.compile(re.escape(path.name) + rf"\.\d{{{PART_DIGITS}}}")
-    return sorted(found for found in path.parent.iterdir() if name.fullmatch(found.name))
+    name = re.compile(re.escape(path.name) + rf"\.([0-9]{{{PART_DIGITS}}}|[1-9][0-9]{{{PART_DIGITS},}})")
+    parts = {int(match[1]): found for found in path.parent.iterdir() if (match := name.fullmatch(found.name))}
+    return [parts[number] for number in sorted(parts)]
 
 
 class FileWriter:

@@ -57,3 +57,22 @@ def test_D3_a_part_that_is_removed_while_a_journal_is_read_is_named(tmp_path: Pa
         with pytest.raises(HostWeightsError, match=r"run\.journal\.000002 could not be read: No such file") as gone:
             next(records)
     assert gone.value.code is Code.IO_ERROR
+
+
+def test_D3_parts_are_found_and_read_in_order_however_many_there_were(tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    numbers = range(999_998, 1_000_003)
+    for number in numbers:
+        write_part(part_path(path, number), number - 1)
+    write_part(path, numbers[-1])
+    for other in ("0999999", "000000x", "99", "000003.gz"):
+        path.with_name(f"{path.name}.{other}").touch()
+    with JournalReader(path) as reader:
+        assert [record.part for record in reader if isinstance(record, JournalHeader)] == [
+            number - 1 for number in (*numbers, numbers[-1] + 1)
+        ]
+    for number in numbers[:2]:
+        part_path(path, number).unlink()
+    path.unlink()
+    with pytest.raises(HostWeightsError, match="parts of an older journal"):
+        asyncio.run(journal_failure(path))
