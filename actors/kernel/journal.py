@@ -50,7 +50,7 @@ _FLUSH_BYTES = 512 * 1024
 """What is handed to the writer earlier than by time: each time it then takes the interpreter lock from the loop."""
 _FLUSH_S = 0.05
 _PENDING_LIMIT_BYTES = 256 * 2**20
-_CANNOT_ENCODE = (msgspec.MsgspecError, OverflowError, TypeError, ValueError)
+_CANNOT_ENCODE = (msgspec.MsgspecError, OverflowError, RecursionError, TypeError, ValueError)
 _REPLIED = Ended.REPLIED
 
 
@@ -71,8 +71,8 @@ class Journal:
     def __init__(self, policy: JournalPolicy, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._package_version = "unknown"
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._redactor = Redactor() if policy.redact_paths else None
+        self._redacted = policy.redact_paths
+        self._encode = Redactor().encode if policy.redact_paths else msgspec.msgpack.Encoder().encode
         self._ring = Ring(policy.ring_records) if policy.ring_records else None
         self._writer: FileWriter | None = None
         self._at_exit = AtExit(self._finish, loop)
@@ -139,15 +139,16 @@ class Journal:
         if self._ring is None:
             return b""
         self._encode_batch()
-        newest = self._ring.newest()
-        return self._head(0) + (frame_of([newest]) if newest.num_records else b"")
+        part = 0 if self._ring.whole else 1  # as of a file whose oldest parts were removed: older records are gone
+        frames = [frame_of([batch]) for batch in self._ring.newest()]  # one for all could be longer than is read
+        return b"".join([self._head(part), *frames])
 
     def _head(self, part: int) -> bytes:
         header = JournalHeader(
             package_version=self._package_version,
             clock_s=self._loop.time(),
             part=part,
-            redacted=self._redactor is not None,
+            redacted=self._redacted,
         )
         return frame(msgspec.msgpack.encode(header))
 
@@ -291,8 +292,6 @@ class Journal:
         records, self._records = self._records, []
         if not records or self._ended:
             return
-        if self._redactor is not None:
-            records = list(map(self._redactor.record, records))
         try:
             batch = Batch.of(self._encode(records), len(records))
         except _CANNOT_ENCODE:

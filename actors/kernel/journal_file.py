@@ -46,11 +46,6 @@ class Batch(NamedTuple):
         """From the msgpack array of fewer than 65,536 of them."""
         return cls(count, array[1 if count < _ARRAY16_FROM else 3 :])
 
-    @classmethod
-    def joined(cls, batches: "Sequence[Batch]") -> "Batch":
-        """All of them as one."""
-        return cls(sum(batch.num_records for batch in batches), b"".join([batch.data for batch in batches]))
-
     def array(self) -> bytes:
         """The msgpack array of the records."""
         return array_head(self.num_records) + self.data
@@ -69,8 +64,9 @@ def part_path(path: Path, number: int) -> Path:
 
 def full_parts(path: Path) -> list[Path]:
     """The full parts of a journal that are still there, oldest first."""
-    name = re.compile(re.escape(path.name) + rf"\.\d{{{PART_DIGITS}}}")
-    return sorted(found for found in path.parent.iterdir() if name.fullmatch(found.name))
+    name = re.compile(re.escape(path.name) + rf"\.([0-9]{{{PART_DIGITS}}}|[1-9][0-9]{{{PART_DIGITS},}})")
+    parts = {int(match[1]): found for found in path.parent.iterdir() if (match := name.fullmatch(found.name))}
+    return [parts[number] for number in sorted(parts)]
 
 
 class FileWriter:
@@ -107,17 +103,24 @@ class FileWriter:
                 raise FileExistsError(17, "parts of an older journal of that name exist")
             self._begin_part()
         except OSError as found:
+            self._remove()
             text = f"journal {self._path} could not be created: {found.strerror}; name a new file in a writable folder"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
         thread = threading.Thread(target=self._run, name="journal-writer")
         try:
             thread.start()
         except RuntimeError as found:
-            os.close(self._file)
-            self._path.unlink(missing_ok=True)
+            self._remove()
             text = f"journal {self._path} has no thread that writes it: {found}"
             raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path) from found
         self._thread = thread
+
+    def _remove(self) -> None:
+        """Close and remove the file, if this writer made one and has no thread yet."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._path.unlink(missing_ok=True)
 
     def write(self, batches: list[Batch]) -> None:
         """Hand encoded records over, for one frame; never waits."""
@@ -212,7 +215,8 @@ class JournalReader:
     Reads every version of ``JOURNAL_VERSIONS`` and gives out the two records that a ``Handled`` stands for. A journal
     that ends inside a frame was torn by a crash: iteration ends there and ``torn_bytes`` says how many bytes were left
     over. A wrong checksum, an unknown record, a frame too long, a missing part between others or a first record that is
-    not a header of a known version raise ``journal_corrupt``. Holds one frame in memory at a time.
+    not a header of a known version raise ``journal_corrupt``; a part that is removed before it is read raises
+    ``io_error``. Holds one frame in memory at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -223,7 +227,7 @@ class JournalReader:
         self._entries = msgspec.msgpack.Decoder(list[WrittenEntry])
         self.torn_bytes = 0
         self.first_part = 0
-        """More than 0 when the oldest parts were removed."""
+        """More than 0 when the oldest parts were removed, or what a ring had let go of."""
 
     def __enter__(self) -> Self:
         try:
@@ -232,8 +236,7 @@ class JournalReader:
                 self._paths.append(self._path)
             self._file = self._paths[0].open("rb")
         except OSError as found:
-            text = f"journal {self._path} could not be read: {found.strerror}"
-            raise error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno) from found
+            raise self._unreadable(found) from found
         return self
 
     def __exit__(
@@ -245,13 +248,21 @@ class JournalReader:
     def __iter__(self) -> Iterator[JournalRecord]:
         if self._file is None:
             raise ValueError("a JournalReader is read inside its with statement")
-        for index, path in enumerate(self._paths):
-            if index:
-                self._file.close()
-                self._file = path.open("rb")
-            if self.torn_bytes:
-                raise _corrupt(path, 0, "follows a part that ends inside a frame")
-            yield from self._part(path, index)
+        try:
+            for index, path in enumerate(self._paths):
+                if index:
+                    self._file.close()
+                    self._file = path.open("rb")
+                if self.torn_bytes:
+                    raise _corrupt(path, 0, "follows a part that ends inside a frame")
+                yield from self._part(path, index)
+        except OSError as found:
+            raise self._unreadable(found) from found
+
+    def _unreadable(self, found: OSError) -> HostWeightsError:
+        """A file that is not there, or a part that its writer removed meanwhile."""
+        text = f"journal {found.filename or self._path} could not be read: {found.strerror}"
+        return error(Stage.RUNTIME, Code.IO_ERROR, text, path=self._path, errno=found.errno)
 
     def _part(self, path: Path, index: int) -> Iterator[JournalRecord]:
         payload = self._frame(path, 0)

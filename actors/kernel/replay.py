@@ -57,10 +57,10 @@ def replay(journal: Path, actor_name: str, create: Create, union: type[Message] 
     """Replay one actor of a journal and stop at the first difference.
 
     ``create`` builds an incarnation from its recorded settings (msgpack; nil without); ``union`` is the type that
-    decodes the actor's messages, effects and outcomes. A journal whose oldest parts were removed is replayed from the
-    actor's first start that is left. Blocking, without clock and threads; call it where no event
-    loop runs. Raises ``journal_corrupt`` for a file that is no journal, ``invalid_config`` for an actor it does not
-    name.
+    decodes the actor's messages, effects and outcomes. A journal whose oldest records are gone, with the parts that
+    were removed or from a ring, is replayed from the actor's first start that is left. Blocking, without clock and
+    threads; call it where no event loop runs. Raises ``journal_corrupt`` for a file that is no journal,
+    ``invalid_config`` for an actor it does not name, or not since its start.
     """
     with JournalReader(journal) as reader:
         records: list[tuple[int, JournalRecord]] = [
@@ -68,7 +68,7 @@ def replay(journal: Path, actor_name: str, create: Create, union: type[Message] 
             for position, record in enumerate(reader)
             if not isinstance(record, JournalHeader | DeadLetter) and record.actor == actor_name
         ]
-        if reader.first_part:  # what began in a part that was removed cannot be replayed
+        if reader.first_part:  # what began before the oldest record that is left cannot be replayed
             records = list(dropwhile(lambda each: not isinstance(each[1], Started), records))
     if not records:
         text = f"journal {journal} holds no record of actor {actor_name!r}, or none since its start"

@@ -1,7 +1,6 @@
 """``hostweights warm --ray``: the same command on every node of a Ray cluster, one task a node."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from hostweights.messages.failure import Code, Stage, error
 
@@ -36,7 +37,7 @@ def run_command(arguments: Sequence[str], folder: str) -> tuple[int, str, str]:
 
 
 def warm_cluster(arguments: Sequence[str], say: Callable[[str], None]) -> list[NodeResult]:
-    """Run ``hostweights`` with ``arguments``, which print JSON, on every live node of the cluster at RAY_ADDRESS.
+    """Run ``hostweights`` with ``arguments``, which print JSON last, on every live node of the cluster at RAY_ADDRESS.
 
     ``say`` is told as nodes end. A node that fails or is lost does not stop the others. The checkpoint's path must
     lead to it on every node. Raises HostWeightsError(unsupported) without Ray or without a cluster.
@@ -86,4 +87,9 @@ def _result(ray: Any, ended: object, node: dict[str, Any]) -> NodeResult:  # noq
         return NodeResult(name, host, [], f"lost: {type(lost).__name__}: {lost}".splitlines()[0])
     if code:
         return NodeResult(name, host, [], errors.strip() or f"exit code {code}")
-    return NodeResult(name, host, json.loads(output), None)
+    last = output.rstrip().rpartition("\n")[2]  # a factory may print, and does so before the result
+    try:
+        return NodeResult(name, host, msgspec.json.decode(last, type=list[dict[str, object]]), None)
+    except msgspec.MsgspecError:
+        text = f"its output does not end in a line of JSON but in {last[-200:]!r}; print nothing after the result"
+        return NodeResult(name, host, [], text)
