@@ -62,7 +62,7 @@ class JournalPolicy(Record, frozen=True, kw_only=True):
     ring_records: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """How many of the newest records are kept in memory, ``Handled`` counting as one; 0 for none."""
     rotate_bytes: SizeBytes | None = None
-    """Go on in a new file when one is longer; the full one becomes ``path.0001``, ``path.0002`` and so on."""
+    """Go on in a new file when one is longer; the full one becomes ``path.000001``, ``path.000002`` and so on."""
     keep_parts: Annotated[int, Meta(ge=1)] | None = None
     """Full parts to keep; older ones are removed, and what only they held cannot be replayed. None keeps all."""
     redact_paths: bool = False

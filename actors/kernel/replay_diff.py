@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...messages.journal import DeadLetter, JournalHeader
+from ...messages.journal import DeadLetter, JournalHeader, Started
 from .journal_file import JournalReader
 from .replay import ReplayResult
 from .replay_context import Difference, as_json
@@ -16,10 +16,11 @@ _ALIKE = 0.6
 
 
 def actors_of(journal: Path) -> tuple[str, ...]:
-    """The actors whose start is in a journal, in start order; blocking."""
+    """The actors of a journal in start order, those whose start is left where the oldest records went; blocking."""
     with JournalReader(journal) as reader:
-        names = (record.actor for record in reader if not isinstance(record, JournalHeader | DeadLetter))
-        return tuple(dict.fromkeys(names))
+        records = (each for each in reader if not isinstance(each, JournalHeader | DeadLetter))
+        names = dict.fromkeys(each.actor for each in records if isinstance(each, Started) or not reader.first_part)
+    return tuple(names)
 
 
 def diff_lines(difference: Difference) -> list[str]:

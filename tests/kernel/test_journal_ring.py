@@ -9,6 +9,7 @@ import pytest
 from hostweights.actors.kernel import ActorSpec, ActorSystem, Context, RestartPolicy
 from hostweights.actors.kernel.journal_file import FRAME_LIMIT_BYTES, JournalReader
 from hostweights.actors.kernel.replay import replay
+from hostweights.actors.kernel.replay_diff import actors_of
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.journal import Dequeued, JournalPolicy, Started
@@ -54,6 +55,7 @@ def test_D3_an_actor_whose_start_a_ring_has_let_go_is_refused_and_not_found_diff
     with pytest.raises(HostWeightsError, match="or none since its start") as refused:
         replay(path, "a", lambda _: Echo(), Do)
     assert refused.value.code is Code.INVALID_CONFIG
+    assert actors_of(path) == ()
 
 
 def test_D3_a_ring_replays_from_the_first_start_that_it_holds(tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ def test_D3_a_ring_replays_from_the_first_start_that_it_holds(tmp_path: Path) ->
     (start,) = [record for record in records if isinstance(record, Started)]
     before = [record for record in records[: records.index(start)] if isinstance(record, Dequeued)]
     assert before, "what the first incarnation did is in the ring as well"
+    assert actors_of(path) == ("a",)
     result = replay(path, "a", lambda _: Echo(), Do)
     assert result.difference is None
     assert result.num_records == len(records) - records.index(start)

@@ -33,7 +33,10 @@ def replay(
     with refusing(debug=debug):
         names = (actor,) if actor is not None else actors_of(file)
         if not names:
-            text = f"journal {file} records no actor: it is empty, or was cut before its first batch was whole"
+            text = (
+                f"journal {file} records no actor from its start: it is empty, was cut before its first batch was "
+                "whole, or has let its oldest records go; keep more parts or records of the next one"
+            )
             raise error(Stage.RUNTIME, Code.JOURNAL_CORRUPT, text)
         results = [replay_actor(file, name, replayable(name), AnyMessage) for name in names]
     if as_json:
