@@ -205,10 +205,11 @@ def expire(delivery: Delivery) -> None:
 def _refuse_deadlock(asker: "Intake", target: "Intake", message: Message) -> None:
     """Follow who waits for whom from the target; raise AskCycle when that ends at the asker.
 
-    Two handlers that ask each other's actors wait for ever although neither chain holds a name twice.
+    Two handlers that ask each other's actors wait for ever although neither chain holds a name twice. An ask that has
+    ended holds nobody up, also where its asker has not gone on yet.
     """
     cell, path = target, [asker.name]
-    while (waiting := cell.waiting) is not None and not waiting.runs_beside():
+    while (waiting := cell.waiting) is not None and waiting.state != DONE and not waiting.runs_beside():
         path.append(cell.name)
         cell = waiting.cell
         if cell is asker:
