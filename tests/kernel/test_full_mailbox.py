@@ -7,7 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded, MailboxFull
+from hostweights.actors.kernel import (
+    ActorSpec,
+    ActorStopped,
+    ActorSystem,
+    Context,
+    DeadlineExceeded,
+    MailboxFull,
+    Overloaded,
+)
 from hostweights.messages.base import Message
 from hostweights.messages.journal import DeadReason
 
@@ -49,9 +57,9 @@ class Held:
 
 @asynccontextmanager
 async def full(
-    *, drop_oldest: bool = False, beside_limit: tuple[type[Message], ...] = ()
+    *, drop_oldest: bool = False, beside_limit: tuple[type[Message], ...] = (), mean_s: float = 0.0
 ) -> AsyncIterator[tuple[ActorSystem, Held]]:
-    """A held actor that handles message 0 and has 1 and 2 queued, its limit."""
+    """A held actor that handles message 0 and has 1 and 2 queued, its limit; one is expected to take ``mean_s``."""
     async with ActorSystem() as system:
         actor = Held()
         spec = ActorSpec(
@@ -63,6 +71,7 @@ async def full(
             beside_limit=beside_limit,
         )
         await system.start(spec)
+        system._hub.cells["a"].services[Do].mean_s = mean_s
         system.tell("a", Do(n=0))
         await passes(3)
         system.tell("a", Do(n=1))
@@ -163,6 +172,27 @@ async def test_news_takes_the_place_of_the_oldest_tell_and_never_of_an_ask() -> 
         assert await asyncio.gather(*asked) == [Do(n=5), Do(n=6)]
         assert actor.seen == [0, 5, 6]
         assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 5}
+
+
+@pytest.mark.parametrize(("timeout_s", "refusal"), [(0.0, DeadlineExceeded), (200.0, Overloaded)])
+async def test_an_ask_that_is_refused_for_its_deadline_gives_up_no_news(
+    timeout_s: float, refusal: type[Exception]
+) -> None:
+    async with full(drop_oldest=True, mean_s=100.0) as (system, actor):
+        with pytest.raises(refusal):
+            await system.ask("a", Do(n=3), timeout_s=timeout_s)
+        assert system.stats().actors[0].mailbox_length == 2
+        assert DeadReason.MAILBOX_FULL not in system.stats().dead_letters
+    assert actor.seen == [0, 1, 2]
+
+
+async def test_an_ask_is_admitted_by_what_is_queued_without_the_news_that_it_displaces() -> None:
+    async with full(drop_oldest=True, mean_s=100.0) as (system, actor):
+        asked = asyncio.create_task(system.ask("a", Do(n=3), timeout_s=300.0))
+        await passes(1)
+        actor.gate.set()
+        assert await asked == Do(n=3)
+        assert actor.seen == [0, 2, 3]
 
 
 async def test_what_gives_back_is_queued_beside_the_limit() -> None:
