@@ -1,6 +1,7 @@
 """The front of an actor: accepting, refusing and withdrawing messages. What happens after that is the cell's."""
 
 import asyncio
+from math import inf
 
 from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
@@ -123,7 +124,7 @@ class Intake:
             deadline_s = now_s + timeout_s
         if cap_s is not None and (deadline_s is None or now_s + cap_s < deadline_s):
             deadline_s = now_s + cap_s
-        if deadline_s is not None:
+        if deadline_s is not None and deadline_s != inf:
             left_s = deadline_s - now_s
             backlog_s = mailbox.backlog_s if displaced is None else mailbox.backlog_s - displaced.expected_s
             if not left_s > 0.0 or not service.admits(backlog_s, left_s):

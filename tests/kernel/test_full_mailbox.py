@@ -4,6 +4,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 
 import pytest
 
@@ -94,11 +95,12 @@ async def test_a_tell_and_an_ask_are_refused_at_once() -> None:
         assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 2}
 
 
-async def test_offers_wait_and_are_let_in_as_they_came() -> None:
+@pytest.mark.parametrize("timeout_s", [None, inf])
+async def test_offers_wait_and_are_let_in_as_they_came(timeout_s: float | None) -> None:
     async with full() as (system, actor):
         offers = []
         for n in range(3, 9):
-            offers.append(asyncio.create_task(system.offer("a", Do(n=n))))
+            offers.append(asyncio.create_task(system.offer("a", Do(n=n), timeout_s)))
             await passes(1)
         assert not any(offer.done() for offer in offers)
         actor.gate.set()

@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -370,6 +371,30 @@ async def test_a_nested_ask_inherits_the_earlier_deadline_and_the_cap_applies() 
     assert left[0] <= 100.0
     assert left[1] is not None
     assert 100.0 < left[1] <= 500.0
+
+
+@pytest.mark.asyncio
+async def test_an_infinite_timeout_or_cap_is_no_deadline_and_lifts_none() -> None:
+    left: list[float | None] = []
+
+    async def outer(message: Do, context: Context) -> Message | None:
+        left.append(context.remaining_s())
+        return await context.ask("inner", Do(), timeout_s=inf)
+
+    async def inner(message: Do, context: Context) -> Message | None:
+        left.append(context.remaining_s())
+        return Did()
+
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="inner", create=lambda: Scripted(inner), accepts=(Do,), deadline_cap_s=inf))
+        await system.start(ActorSpec(name="outer", create=lambda: Scripted(outer), accepts=(Do,)))
+        await system.ask("outer", Do(), timeout_s=inf)
+        await system.ask("outer", Do(), timeout_s=100.0)
+    assert left[:2] == [None, None]
+    outer_s, inner_s = left[2:]
+    assert outer_s is not None
+    assert inner_s is not None
+    assert inner_s <= outer_s <= 100.0
 
 
 @pytest.mark.asyncio
