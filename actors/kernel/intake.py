@@ -41,6 +41,7 @@ class Intake:
         "services",
         "spec",
         "task",
+        "unread",
         "waiting",
         "withdrawn_queued",
     )
@@ -56,6 +57,8 @@ class Intake:
         }
         self.refusing: str | None = None
         """Why nothing is accepted any more."""
+        self.unread = False
+        """Nothing that is queued from now on is handled either."""
         self.waiting: Delivery | None = None
         """The ask that the one-at-a-time handler waits for."""
         self.withdrawn_queued = 0
@@ -159,9 +162,11 @@ class Intake:
         return ActorStopped.of(self.name, delivery.name, self.hub.why(f"the actor stopped {when}"))
 
     def give_back(self, reply: Message) -> None:
-        """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit."""
+        """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit, and
+        also while it drains.
+        """
         message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
-        if message is not None and self.refusing is None:
+        if message is not None and not self.unread:
             self.push(message, self.name)
 
     def push(self, message: Message, sender: str | None) -> None:
@@ -171,6 +176,7 @@ class Intake:
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""
+        self.unread = True
         while (delivery := self.mailbox.take()) is not None:
             delivery.state = TAKEN
             self.withdraw(delivery, Reason.STOP)

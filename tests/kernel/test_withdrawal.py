@@ -260,6 +260,42 @@ async def test_an_answer_that_nobody_received_is_taken_back() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("after_the_reply", [False, True])
+async def test_an_actor_that_drains_takes_back_an_answer_that_nobody_received(after_the_reply: bool) -> None:
+    """Its last one too, whose asker is cancelled once the reply is there and before it goes on."""
+    held: set[str] = set()
+    gate = asyncio.Event()
+
+    async def handler(message: Do, context: Context) -> Message | None:
+        if message.what == "take":
+            await gate.wait()
+            held.add("lease")
+            if after_the_reply:
+                asyncio.get_running_loop().call_soon(caller.cancel)
+            else:
+                caller.cancel()
+            return Did(n=7)
+        held.discard(message.what)
+        return None
+
+    async with ActorSystem() as system:
+        spec = ActorSpec(
+            name="a", create=lambda: Scripted(handler), accepts=(Do,), undelivered=lambda _: Do(what="lease")
+        )
+        await system.start(spec)
+        caller = asyncio.create_task(system.ask("a", Do(what="take")))
+        await settle()
+        stopping = asyncio.create_task(system.stop_actor("a"))
+        await settle()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await stopping
+        assert not held
+        assert system.stats().dead_letters == {DeadReason.LATE_REPLY: 1}
+
+
+@pytest.mark.asyncio
 async def test_asking_inside_a_critical_section_is_refused() -> None:
     async def handler(message: Do, context: Context) -> Message | None:
         async with context.critical("x"):
