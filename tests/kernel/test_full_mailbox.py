@@ -18,6 +18,7 @@ from hostweights.actors.kernel import (
     Overloaded,
 )
 from hostweights.messages.base import Message
+from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.journal import DeadReason
 
 pytestmark = pytest.mark.asyncio
@@ -33,6 +34,10 @@ class GiveBack(Message, frozen=True, kw_only=True, tag="t.give_back"):
     """Give something back."""
 
     n: int = 0
+
+
+class Other(Message, frozen=True, kw_only=True, tag="t.other"):
+    """What no actor here accepts."""
 
 
 class Held:
@@ -145,6 +150,73 @@ async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
         assert actor.seen == [0, 3]
         with pytest.raises(asyncio.CancelledError):
             await first
+
+
+async def test_who_was_let_in_keeps_its_place_from_an_offer_that_comes_before_it_looks() -> None:
+    async with ActorSystem() as system:
+        actor = Held()
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
+        system.tell("a", Do(n=0))
+        await passes(5)
+        queued = asyncio.create_task(system.ask("a", Do(n=1)))
+        await passes(1)
+        first = asyncio.create_task(system.offer("a", Do(n=2)))
+        await passes(2)
+        queued.cancel()
+        while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        actor.gate.set()
+        await system.offer("a", Do(n=3))
+        await first
+    assert actor.seen == [0, 2, 3]
+
+
+async def test_offers_whose_room_a_tell_took_wait_in_the_order_in_which_they_came() -> None:
+    async with ActorSystem() as system:
+        actor = Held()
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=2))
+        system.tell("a", Do(n=0))
+        await passes(5)
+        queued = [asyncio.create_task(system.ask("a", Do(n=n))) for n in (1, 2)]
+        await passes(1)
+        offers = [asyncio.create_task(system.offer("a", Do(n=n))) for n in (3, 4, 5)]
+        await passes(2)
+        for ask in queued:
+            ask.cancel()
+        while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        system.tell("a", Do(n=6))
+        system.tell("a", Do(n=7))
+        await passes(3)
+        assert not any(offer.done() for offer in offers)
+        actor.gate.set()
+        await asyncio.gather(*offers)
+    assert actor.seen == [0, 6, 7, 3, 4, 5]
+
+
+async def test_an_offer_of_news_takes_the_place_of_the_oldest_tell_and_waits_behind_asks() -> None:
+    async with full(drop_oldest=True) as (system, actor):
+        await system.offer("a", Do(n=3), timeout_s=0.0)
+        asked = [asyncio.create_task(system.ask("a", Do(n=n))) for n in (4, 5)]
+        await passes(1)
+        offer = asyncio.create_task(system.offer("a", Do(n=6)))
+        await passes(3)
+        assert not offer.done()
+        actor.gate.set()
+        await asyncio.gather(offer, *asked)
+    assert actor.seen == [0, 4, 5, 6]
+
+
+async def test_an_offer_beside_the_limit_or_of_a_type_that_is_not_accepted_does_not_wait() -> None:
+    async with full(beside_limit=(GiveBack,)) as (system, actor):
+        waits = asyncio.create_task(system.offer("a", Do(n=4)))
+        await passes(2)
+        await system.offer("a", GiveBack(n=3), timeout_s=0.0)
+        with pytest.raises(HostWeightsError, match="does not accept Other"):
+            await system.offer("a", Other(), timeout_s=0.0)
+        actor.gate.set()
+        await waits
+    assert actor.seen == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("drain", [True, False])
