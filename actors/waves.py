@@ -91,8 +91,8 @@ class Waves(Generic[R, T]):
         try:
             return await future
         finally:
-            if self._forming is wave and entry in wave.entries:
-                wave.entries.remove(entry)  # cancelled while the wave formed: its place is free again
+            if self._forming is wave:  # cancelled while the wave formed: its place is free again
+                wave.entries = [kept for kept in wave.entries if kept is not entry]  # requests may not compare
 
     async def warm_up(self, request: R, path: RequestPath) -> None:
         """Let every rank compute ``request`` once: compilation and communicators come with the first collective run."""

@@ -16,8 +16,9 @@ Every ask ends exactly once
     answer is already known. A late reply is counted as a dead letter and never raises in the callee.
 Deadlines
     Absolute on the loop clock; the earliest of the explicit timeout, the deadline of the message being handled and the
-    actor's cap. Checked at enqueue (refused when past, or when the queue cannot be worked off within 80 % of what is
-    left), at dequeue (not started when less is left than the mean service time) and while running (withdrawn).
+    actor's cap; an infinite one is none. Checked at enqueue (refused when past, or when the queue cannot be worked off
+    within 80 % of what is left), at dequeue (not started when less is left than the mean service time) and while
+    running (withdrawn).
 Withdrawal
     When the caller is cancelled or its deadline passes, a queued message never starts and a running handler gets one
     cancel at its next await. Tells are never withdrawn. ``ask`` then returns when nothing of it runs any more: at once

@@ -73,11 +73,14 @@ class Events:
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
         self._dropped = 0
+        self._closed = False
 
     def subscribe(self, limit: int) -> Subscription:
-        """A new listener that holds at most ``limit`` unread events."""
+        """A new listener that holds at most ``limit`` unread events; after ``close`` it has ended already."""
         subscription = Subscription(self, limit)
         self._subscriptions.append(subscription)
+        if self._closed:
+            subscription.close()
         return subscription
 
     def publish(self, event: Message) -> None:
@@ -92,7 +95,8 @@ class Events:
             self._dropped += subscription.dropped
 
     def close(self) -> None:
-        """End every listener."""
+        """End every listener, and those that come later."""
+        self._closed = True
         for subscription in tuple(self._subscriptions):
             subscription.close()
 

@@ -101,23 +101,24 @@ class Hub:
     async def offer(self, recipient: str, message: Message, timeout_s: float | None) -> None:
         """Send when there is room, waiting for it until the timeout."""
         deadline_s = None if timeout_s is None else self.clock() + timeout_s
-        first = False
-        while True:
-            cell = self.cells.get(recipient)
-            if cell is None:
-                raise self._nobody(recipient, message)
-            if self.closing:
-                raise self._closed(recipient, message)
-            mailbox = cell.mailbox
-            has_room = mailbox.length < mailbox.limit and (first or not mailbox.offers)
-            if has_room or cell.refusing is not None or cell.spec.drop_oldest:
-                cell.accept_tell(message, None, None)
-                return
-            if deadline_s is not None and self.clock() >= deadline_s:
-                self.dead_letters.add(recipient, 0, DeadReason.DEADLINE)
-                raise DeadlineExceeded.of(recipient, type(message).__name__, "queued")
-            await mailbox.room(deadline_s, first=first)
-            first = True
+        cell = self.cells.get(recipient)
+        if cell is None:
+            raise self._nobody(recipient, message)
+        offer: asyncio.Future[None] | None = None
+        try:
+            while not self.closing:
+                if _need_not_wait(cell, message, offer):
+                    cell.accept_tell(message, None, None)
+                    return
+                if deadline_s is not None and self.clock() >= deadline_s:
+                    self.dead_letters.add(recipient, 0, DeadReason.DEADLINE)
+                    raise DeadlineExceeded.of(recipient, type(message).__name__, "queued")
+                offer = cell.mailbox.line_up(offer)
+                await cell.mailbox.room(offer, deadline_s)
+            raise self._closed(recipient, message)
+        finally:
+            if offer is not None:
+                cell.mailbox.leave(offer)
 
     def watch(self, watcher: "Intake", name: str) -> None:
         """Tell ``watcher`` when the actor of that name has ended, or that there is none."""
@@ -173,6 +174,17 @@ class Hub:
             del future, delivery  # an exception in the future holds this frame
 
 
+def _need_not_wait(cell: "Cell", message: Message, offer: "asyncio.Future[None] | None") -> bool:
+    """Whether the actor takes the message now, in its turn or beside the limit, or never will."""
+    kind = type(message)
+    if cell.refusing is not None or kind not in cell.services or kind in cell.spec.beside_limit:
+        return True
+    mailbox = cell.mailbox
+    if not mailbox.may_enter(offer):
+        return False
+    return mailbox.length < mailbox.limit or (cell.spec.drop_oldest and mailbox.oldest_tell() is not None)
+
+
 def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     """The loop's clock: for the stock loop without its Python method, for uvloop without its rounding to 1 ms."""
     kind = type(loop)
@@ -205,10 +217,11 @@ def expire(delivery: Delivery) -> None:
 def _refuse_deadlock(asker: "Intake", target: "Intake", message: Message) -> None:
     """Follow who waits for whom from the target; raise AskCycle when that ends at the asker.
 
-    Two handlers that ask each other's actors wait for ever although neither chain holds a name twice.
+    Two handlers that ask each other's actors wait for ever although neither chain holds a name twice. An ask that has
+    ended holds nobody up, also where its asker has not gone on yet.
     """
     cell, path = target, [asker.name]
-    while (waiting := cell.waiting) is not None and not waiting.runs_beside():
+    while (waiting := cell.waiting) is not None and waiting.state != DONE and not waiting.runs_beside():
         path.append(cell.name)
         cell = waiting.cell
         if cell is asker:

@@ -1,6 +1,7 @@
 """The front of an actor: accepting, refusing and withdrawing messages. What happens after that is the cell's."""
 
 import asyncio
+from math import inf
 
 from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
@@ -40,6 +41,7 @@ class Intake:
         "services",
         "spec",
         "task",
+        "unread",
         "waiting",
         "withdrawn_queued",
     )
@@ -55,6 +57,8 @@ class Intake:
         }
         self.refusing: str | None = None
         """Why nothing is accepted any more."""
+        self.unread = False
+        """Nothing that is queued from now on is handled either."""
         self.waiting: Delivery | None = None
         """The ask that the one-at-a-time handler waits for."""
         self.withdrawn_queued = 0
@@ -85,8 +89,8 @@ class Intake:
             raise self._refusal(message) from None
         if self.refusing is not None:
             raise self._refusal(message)
-        if mailbox.length >= mailbox.limit:
-            self._make_room(message)
+        if mailbox.length >= mailbox.limit and (displaced := self._displaced(message)) is not None:
+            self._give_up(displaced)
         hub.last_id = identity = hub.last_id + 1
         expected_s = service.mean_s * service.share
         now_s = mailbox.pass_s
@@ -113,8 +117,7 @@ class Intake:
         service = self.services.get(message.__class__)
         if service is None or self.refusing is not None:
             raise self._refusal(message)
-        if mailbox.length >= mailbox.limit:
-            self._make_room(message)
+        displaced = None if mailbox.length < mailbox.limit else self._displaced(message)
         now_s = hub.clock()
         hub.last_id = identity = hub.last_id + 1
         expected_s = service.mean_s * service.share
@@ -124,12 +127,15 @@ class Intake:
             deadline_s = now_s + timeout_s
         if cap_s is not None and (deadline_s is None or now_s + cap_s < deadline_s):
             deadline_s = now_s + cap_s
-        if deadline_s is not None:
+        if deadline_s is not None and deadline_s != inf:
             left_s = deadline_s - now_s
-            if not left_s > 0.0 or not service.admits(mailbox.backlog_s, left_s):
-                raise self._too_late(delivery, left_s)
+            backlog_s = mailbox.backlog_s if displaced is None else mailbox.backlog_s - displaced.expected_s
+            if not left_s > 0.0 or not service.admits(backlog_s, left_s):
+                raise self._too_late(delivery, left_s, backlog_s)
             delivery.deadline_s = deadline_s
             hub.wheel.add(delivery, deadline_s, now_s)
+        if displaced is not None:
+            self._give_up(displaced)
         if hub.instruments is not None:
             hub.instruments.accepted(delivery)
         mailbox.put(delivery)
@@ -156,9 +162,11 @@ class Intake:
         return ActorStopped.of(self.name, delivery.name, self.hub.why(f"the actor stopped {when}"))
 
     def give_back(self, reply: Message) -> None:
-        """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit."""
+        """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit, and
+        also while it drains.
+        """
         message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
-        if message is not None and self.refusing is None:
+        if message is not None and not self.unread:
             self.push(message, self.name)
 
     def push(self, message: Message, sender: str | None) -> None:
@@ -168,29 +176,34 @@ class Intake:
 
     def refuse_queued(self) -> None:
         """Withdraw everything in the mailbox because the actor ends."""
+        self.unread = True
         while (delivery := self.mailbox.take()) is not None:
             delivery.state = TAKEN
             self.withdraw(delivery, Reason.STOP)
         self.mailbox.grant(everyone=True)
 
-    def _too_late(self, delivery: Delivery, left_s: float) -> HostWeightsError:
+    def _too_late(self, delivery: Delivery, left_s: float, backlog_s: float) -> HostWeightsError:
         if not left_s > 0.0:
             self.hub.dead_letters.add(self.name, delivery.id, DeadReason.DEADLINE)
             return DeadlineExceeded.of(self.name, delivery.name, "queued")
         self.hub.dead_letters.add(self.name, delivery.id, DeadReason.OVERLOADED)
-        expected_s = self.mailbox.backlog_s + delivery.service.mean_s
-        return Overloaded.of(self.name, delivery.name, expected_s, left_s)
+        return Overloaded.of(self.name, delivery.name, backlog_s + delivery.service.mean_s, left_s)
 
-    def _make_room(self, message: Message) -> None:
-        """Go beside the limit, or give up the oldest queued tell, where the actor declares it; else refuse the new."""
+    def _displaced(self, message: Message) -> Delivery | None:
+        """What makes room in a full mailbox once the message is accepted: the oldest queued tell, where the actor
+        declares it, and nothing where the message goes beside the limit; else refuse the message.
+        """
         if type(message) in self.spec.beside_limit:
-            return
+            return None
         oldest = self.mailbox.oldest_tell() if self.spec.drop_oldest else None
         if oldest is None:
             self.hub.dead_letters.add(self.name, 0, DeadReason.MAILBOX_FULL)
             raise MailboxFull.of(self.name, type(message).__name__, self.mailbox.limit)
-        self.mailbox.bury(oldest)
-        self.hub.dead_letters.add(self.name, oldest.id, DeadReason.MAILBOX_FULL)
+        return oldest
+
+    def _give_up(self, displaced: Delivery) -> None:
+        self.mailbox.bury(displaced)
+        self.hub.dead_letters.add(self.name, displaced.id, DeadReason.MAILBOX_FULL)
 
     def _refusal(self, message: Message) -> HostWeightsError:
         name = type(message).__name__

@@ -15,7 +15,19 @@ class Mailbox:
     Items are taken after the wake-up, never handed over by it, so a cancel between the two loses nothing.
     """
 
-    __slots__ = ("_loop", "_nudged", "_waiter", "backlog_s", "items", "length", "limit", "offers", "pass_s")
+    __slots__ = (
+        "_let_through",
+        "_loop",
+        "_nudged",
+        "_waiter",
+        "backlog_s",
+        "items",
+        "length",
+        "limit",
+        "offer_limit",
+        "offers",
+        "pass_s",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop = loop
@@ -25,11 +37,15 @@ class Mailbox:
         self._nudged = False
         self.offers: deque[asyncio.Future[None]] | None = None
         """Who waits for room, in order; None while nobody ever has."""
+        self._let_through: deque[asyncio.Future[None]]
+        """Who waited, has been woken for room and has not looked yet, in order; set when ``offers`` is."""
         self.pass_s: float | None = None
         """Set while the reader is certain to go on in the loop's next pass: tells that come until then came at this
         time, so that a burst of them reads the clock once. None at any other time.
         """
         self.limit = limit
+        self.offer_limit = limit
+        """Up to where later offers may fill it: a place is kept for each one that was let through."""
         self.length = 0
         self.backlog_s = 0.0
 
@@ -85,40 +101,52 @@ class Mailbox:
         if len(self.items) > _COMPACT_AT + 2 * self.length:
             self.items = deque(item for item in self.items if item.state == QUEUED)
 
-    async def room(self, deadline_s: float | None, *, first: bool) -> None:
-        """Wait until there may be room, or the deadline has passed, or ``grant`` says that there will be none.
-
-        Waiters are let through in their order; one that must wait again stays ``first``.
-        """
-        offer: asyncio.Future[None] = self._loop.create_future()
+    def may_enter(self, offer: "asyncio.Future[None] | None") -> bool:
+        """Whether an offer has been let through or, if it has not waited yet, nobody is before it."""
         if self.offers is None:
-            self.offers = deque()
-        offers = self.offers
-        if first:
-            offers.appendleft(offer)
+            return True
+        return not self.offers and not self._let_through if offer is None else offer in self._let_through
+
+    def line_up(self, offer: "asyncio.Future[None] | None") -> "asyncio.Future[None]":
+        """A place in the line of those who wait for room: the last, or that of ``offer``, which looked in vain."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        if self.offers is None:
+            self.offers, self._let_through = deque(), deque()
+        if offer is None:
+            self.offers.append(waiting)
+        elif offer in self._let_through:
+            while (behind := self._let_through.pop()) is not offer:
+                self.offers.appendleft(behind)  # will look in vain too, and stays behind it
+            self.offers.appendleft(waiting)
+            self.offer_limit = self.limit - len(self._let_through)
         else:
-            offers.append(offer)
-        timer = None if deadline_s is None else self._loop.call_at(deadline_s, _let_through, offer)
+            self.offers[self.offers.index(offer)] = waiting
+        return waiting
+
+    async def room(self, offer: "asyncio.Future[None]", deadline_s: float | None) -> None:
+        """Wait until the offer is let through, or the deadline has passed."""
+        timer = None if deadline_s is None else self._loop.call_at(deadline_s, _wake, offer)
         try:
             await offer
-        except asyncio.CancelledError:
-            if not offer.cancelled():
-                self.grant()
-            raise
         finally:
             if timer is not None:
                 timer.cancel()
-            if offer in offers:
-                offers.remove(offer)
+
+    def leave(self, offer: "asyncio.Future[None]") -> None:
+        """Out of the line, with a place in the mailbox or without; the room that there is goes to the next."""
+        assert self.offers is not None
+        (self._let_through if offer in self._let_through else self.offers).remove(offer)
+        self.offer_limit = self.limit - len(self._let_through)
+        self.grant()
 
     def grant(self, *, everyone: bool = False) -> None:
-        """Let the first who waits for room look again, or everyone because there will be none."""
-        while self.offers:
-            offer = self.offers.popleft()
-            if not offer.done():
-                offer.set_result(None)
-                if not everyone:
-                    return
+        """Let through as many of those who wait as there is room for, or everyone because there will be none."""
+        offers = self.offers
+        while offers and (everyone or self.length < self.offer_limit):
+            offer = offers.popleft()
+            self._let_through.append(offer)
+            self.offer_limit -= 1
+            _wake(offer)
 
     def oldest_tell(self) -> Delivery | None:
         """The oldest queued message that nobody waits for."""
@@ -151,6 +179,6 @@ class Mailbox:
             self.grant()
 
 
-def _let_through(offer: "asyncio.Future[None]") -> None:
+def _wake(offer: "asyncio.Future[None]") -> None:
     if not offer.done():
         offer.set_result(None)

@@ -91,7 +91,10 @@ class Serving(Intake):
                     mailbox.grant()
             else:
                 if self._draining and not self._children:
-                    return
+                    if self.spec.undelivered is not None:
+                        await self._yield()  # whom the last reply did not reach says so in this pass: see give_back
+                    if not mailbox.items:
+                        return
                 delivery = reply = raised = None  # an idle actor keeps nothing alive
                 if (waiter := mailbox.waiter()) is not None:
                     try:

@@ -129,7 +129,9 @@ class ActorSystem:
         cell = hub.cells.get(name)
         if cell is not None and not hub.closing:
             mailbox = cell.mailbox
-            if mailbox.length < mailbox.limit and not mailbox.offers:  # mostly there is room, and nobody to wait behind
+            if (
+                mailbox.length < mailbox.offer_limit and not mailbox.offers
+            ):  # mostly there is room, and nobody before it
                 cell.accept_tell(message, None, None)
                 return
         await hub.offer(name, message, timeout_s)

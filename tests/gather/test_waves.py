@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+import torch
 
 from hostweights.actors.waves import RequestPath, Wave, Waves
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
@@ -154,6 +155,24 @@ async def test_C7_a_cancelled_request_gives_its_place_back_while_the_wave_forms(
         await gone
     assert list(await asyncio.gather(waves.submit(2, PATH), waves.submit(3, PATH))) == [20, 30]
     assert engine.waves == [Wave(PATH, (2, 3), 2)]
+    await waves.close()
+
+
+@pytest.mark.asyncio
+async def test_C7_a_cancelled_request_of_tensors_gives_its_place_back_too() -> None:
+    """Tensors do not say with a bool whether they are equal, so nothing may compare the requests."""
+
+    async def sums(wave: Wave[torch.Tensor]) -> list[int | Exception]:
+        return [int(request.sum()) for request in wave.requests[: wave.count]]
+
+    waves: Waves[torch.Tensor, int] = Waves(3, sums, wait_s=60.0)
+    stays, gone = (asyncio.create_task(waves.submit(torch.full((2,), value), PATH)) for value in (1, 2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    later = [waves.submit(torch.full((2,), value), PATH) for value in (3, 4)]
+    assert list(await asyncio.gather(stays, *later)) == [2, 6, 8]
     await waves.close()
 
 

@@ -232,6 +232,28 @@ async def test_two_handlers_that_ask_each_other_do_not_wait_for_ever() -> None:
 
 
 @pytest.mark.asyncio
+async def test_who_was_answered_and_has_not_gone_on_yet_may_be_asked_by_the_next_message() -> None:
+    """b answers a, and its next message, in the same pass of the loop, asks a: nobody waits for anybody."""
+    answers: list[Message] = []
+
+    async def ask_b(message: Do, context: Context) -> Message | None:
+        return await context.ask("b", Do(what="begin")) if message.what == "begin" else Did(n=2)
+
+    async def ask_back(message: Do, context: Context) -> Message | None:
+        if message.what == "begin":
+            context.tell("b", Do(what="back"))
+        elif message.what == "back":
+            answers.append(await context.ask("a", Do()))
+        return Did(n=1)
+
+    async with ActorSystem() as system:
+        await system.start(spec(lambda: Scripted(ask_b)), spec(lambda: Scripted(ask_back), "b"))
+        assert await system.ask("a", Do(what="begin")) == Did(n=1)
+        assert await system.ask("b", Do()) == Did(n=1)
+    assert answers == [Did(n=2)]
+
+
+@pytest.mark.asyncio
 async def test_concurrent_types_run_beside_each_other_and_within_their_limit() -> None:
     inside = most = 0
     gate = asyncio.Event()

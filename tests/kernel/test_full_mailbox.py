@@ -4,11 +4,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded, MailboxFull
+from hostweights.actors.kernel import (
+    ActorSpec,
+    ActorStopped,
+    ActorSystem,
+    Context,
+    DeadlineExceeded,
+    MailboxFull,
+    Overloaded,
+)
 from hostweights.messages.base import Message
+from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.journal import DeadReason
 
 pytestmark = pytest.mark.asyncio
@@ -24,6 +34,10 @@ class GiveBack(Message, frozen=True, kw_only=True, tag="t.give_back"):
     """Give something back."""
 
     n: int = 0
+
+
+class Other(Message, frozen=True, kw_only=True, tag="t.other"):
+    """What no actor here accepts."""
 
 
 class Held:
@@ -49,9 +63,9 @@ class Held:
 
 @asynccontextmanager
 async def full(
-    *, drop_oldest: bool = False, beside_limit: tuple[type[Message], ...] = ()
+    *, drop_oldest: bool = False, beside_limit: tuple[type[Message], ...] = (), mean_s: float = 0.0
 ) -> AsyncIterator[tuple[ActorSystem, Held]]:
-    """A held actor that handles message 0 and has 1 and 2 queued, its limit."""
+    """A held actor that handles message 0 and has 1 and 2 queued, its limit; one is expected to take ``mean_s``."""
     async with ActorSystem() as system:
         actor = Held()
         spec = ActorSpec(
@@ -63,6 +77,7 @@ async def full(
             beside_limit=beside_limit,
         )
         await system.start(spec)
+        system._hub.cells["a"].services[Do].mean_s = mean_s
         system.tell("a", Do(n=0))
         await passes(3)
         system.tell("a", Do(n=1))
@@ -85,11 +100,12 @@ async def test_a_tell_and_an_ask_are_refused_at_once() -> None:
         assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 2}
 
 
-async def test_offers_wait_and_are_let_in_as_they_came() -> None:
+@pytest.mark.parametrize("timeout_s", [None, inf])
+async def test_offers_wait_and_are_let_in_as_they_came(timeout_s: float | None) -> None:
     async with full() as (system, actor):
         offers = []
         for n in range(3, 9):
-            offers.append(asyncio.create_task(system.offer("a", Do(n=n))))
+            offers.append(asyncio.create_task(system.offer("a", Do(n=n), timeout_s)))
             await passes(1)
         assert not any(offer.done() for offer in offers)
         actor.gate.set()
@@ -136,6 +152,73 @@ async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
             await first
 
 
+async def test_who_was_let_in_keeps_its_place_from_an_offer_that_comes_before_it_looks() -> None:
+    async with ActorSystem() as system:
+        actor = Held()
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
+        system.tell("a", Do(n=0))
+        await passes(5)
+        queued = asyncio.create_task(system.ask("a", Do(n=1)))
+        await passes(1)
+        first = asyncio.create_task(system.offer("a", Do(n=2)))
+        await passes(2)
+        queued.cancel()
+        while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        actor.gate.set()
+        await system.offer("a", Do(n=3))
+        await first
+    assert actor.seen == [0, 2, 3]
+
+
+async def test_offers_whose_room_a_tell_took_wait_in_the_order_in_which_they_came() -> None:
+    async with ActorSystem() as system:
+        actor = Held()
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=2))
+        system.tell("a", Do(n=0))
+        await passes(5)
+        queued = [asyncio.create_task(system.ask("a", Do(n=n))) for n in (1, 2)]
+        await passes(1)
+        offers = [asyncio.create_task(system.offer("a", Do(n=n))) for n in (3, 4, 5)]
+        await passes(2)
+        for ask in queued:
+            ask.cancel()
+        while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
+            await asyncio.sleep(0)
+        system.tell("a", Do(n=6))
+        system.tell("a", Do(n=7))
+        await passes(3)
+        assert not any(offer.done() for offer in offers)
+        actor.gate.set()
+        await asyncio.gather(*offers)
+    assert actor.seen == [0, 6, 7, 3, 4, 5]
+
+
+async def test_an_offer_of_news_takes_the_place_of_the_oldest_tell_and_waits_behind_asks() -> None:
+    async with full(drop_oldest=True) as (system, actor):
+        await system.offer("a", Do(n=3), timeout_s=0.0)
+        asked = [asyncio.create_task(system.ask("a", Do(n=n))) for n in (4, 5)]
+        await passes(1)
+        offer = asyncio.create_task(system.offer("a", Do(n=6)))
+        await passes(3)
+        assert not offer.done()
+        actor.gate.set()
+        await asyncio.gather(offer, *asked)
+    assert actor.seen == [0, 4, 5, 6]
+
+
+async def test_an_offer_beside_the_limit_or_of_a_type_that_is_not_accepted_does_not_wait() -> None:
+    async with full(beside_limit=(GiveBack,)) as (system, actor):
+        waits = asyncio.create_task(system.offer("a", Do(n=4)))
+        await passes(2)
+        await system.offer("a", GiveBack(n=3), timeout_s=0.0)
+        with pytest.raises(HostWeightsError, match="does not accept Other"):
+            await system.offer("a", Other(), timeout_s=0.0)
+        actor.gate.set()
+        await waits
+    assert actor.seen == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("drain", [True, False])
 async def test_an_offer_to_an_actor_that_stops_is_told_at_once(drain: bool) -> None:
     async with full() as (system, actor):
@@ -163,6 +246,27 @@ async def test_news_takes_the_place_of_the_oldest_tell_and_never_of_an_ask() -> 
         assert await asyncio.gather(*asked) == [Do(n=5), Do(n=6)]
         assert actor.seen == [0, 5, 6]
         assert system.stats().dead_letters == {DeadReason.MAILBOX_FULL: 5}
+
+
+@pytest.mark.parametrize(("timeout_s", "refusal"), [(0.0, DeadlineExceeded), (200.0, Overloaded)])
+async def test_an_ask_that_is_refused_for_its_deadline_gives_up_no_news(
+    timeout_s: float, refusal: type[Exception]
+) -> None:
+    async with full(drop_oldest=True, mean_s=100.0) as (system, actor):
+        with pytest.raises(refusal):
+            await system.ask("a", Do(n=3), timeout_s=timeout_s)
+        assert system.stats().actors[0].mailbox_length == 2
+        assert DeadReason.MAILBOX_FULL not in system.stats().dead_letters
+    assert actor.seen == [0, 1, 2]
+
+
+async def test_an_ask_is_admitted_by_what_is_queued_without_the_news_that_it_displaces() -> None:
+    async with full(drop_oldest=True, mean_s=100.0) as (system, actor):
+        asked = asyncio.create_task(system.ask("a", Do(n=3), timeout_s=300.0))
+        await passes(1)
+        actor.gate.set()
+        assert await asked == Do(n=3)
+        assert actor.seen == [0, 2, 3]
 
 
 async def test_what_gives_back_is_queued_beside_the_limit() -> None:

@@ -188,6 +188,15 @@ async def test_a_slow_listener_loses_its_oldest_events_and_the_count_is_kept() -
 
 
 @pytest.mark.asyncio
+async def test_a_listener_that_comes_after_the_close_ends_at_once() -> None:
+    async with ActorSystem() as system:
+        pass
+    with system.subscribe() as late:
+        async with asyncio.timeout(10.0):
+            assert [event async for event in late] == []
+
+
+@pytest.mark.asyncio
 async def test_statistics_tell_what_waits() -> None:
     gate = asyncio.Event()
 

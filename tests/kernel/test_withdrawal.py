@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,42 @@ async def test_an_answer_that_nobody_received_is_taken_back() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("after_the_reply", [False, True])
+async def test_an_actor_that_drains_takes_back_an_answer_that_nobody_received(after_the_reply: bool) -> None:
+    """Its last one too, whose asker is cancelled once the reply is there and before it goes on."""
+    held: set[str] = set()
+    gate = asyncio.Event()
+
+    async def handler(message: Do, context: Context) -> Message | None:
+        if message.what == "take":
+            await gate.wait()
+            held.add("lease")
+            if after_the_reply:
+                asyncio.get_running_loop().call_soon(caller.cancel)
+            else:
+                caller.cancel()
+            return Did(n=7)
+        held.discard(message.what)
+        return None
+
+    async with ActorSystem() as system:
+        spec = ActorSpec(
+            name="a", create=lambda: Scripted(handler), accepts=(Do,), undelivered=lambda _: Do(what="lease")
+        )
+        await system.start(spec)
+        caller = asyncio.create_task(system.ask("a", Do(what="take")))
+        await settle()
+        stopping = asyncio.create_task(system.stop_actor("a"))
+        await settle()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await stopping
+        assert not held
+        assert system.stats().dead_letters == {DeadReason.LATE_REPLY: 1}
+
+
+@pytest.mark.asyncio
 async def test_asking_inside_a_critical_section_is_refused() -> None:
     async def handler(message: Do, context: Context) -> Message | None:
         async with context.critical("x"):
@@ -370,6 +407,30 @@ async def test_a_nested_ask_inherits_the_earlier_deadline_and_the_cap_applies() 
     assert left[0] <= 100.0
     assert left[1] is not None
     assert 100.0 < left[1] <= 500.0
+
+
+@pytest.mark.asyncio
+async def test_an_infinite_timeout_or_cap_is_no_deadline_and_lifts_none() -> None:
+    left: list[float | None] = []
+
+    async def outer(message: Do, context: Context) -> Message | None:
+        left.append(context.remaining_s())
+        return await context.ask("inner", Do(), timeout_s=inf)
+
+    async def inner(message: Do, context: Context) -> Message | None:
+        left.append(context.remaining_s())
+        return Did()
+
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="inner", create=lambda: Scripted(inner), accepts=(Do,), deadline_cap_s=inf))
+        await system.start(ActorSpec(name="outer", create=lambda: Scripted(outer), accepts=(Do,)))
+        await system.ask("outer", Do(), timeout_s=inf)
+        await system.ask("outer", Do(), timeout_s=100.0)
+    assert left[:2] == [None, None]
+    outer_s, inner_s = left[2:]
+    assert outer_s is not None
+    assert inner_s is not None
+    assert inner_s <= outer_s <= 100.0
 
 
 @pytest.mark.asyncio
