@@ -162,9 +162,7 @@ class Intake:
         return ActorStopped.of(self.name, delivery.name, self.hub.why(f"the actor stopped {when}"))
 
     def give_back(self, reply: Message) -> None:
-        """A reply came too late for its asker: tell the actor what takes it back, whatever the mailbox's limit, and
-        also while it drains.
-        """
+        """A reply came too late for its asker: tell the actor what takes it back, although it is full or drains."""
         message = None if self.spec.undelivered is None else self.spec.undelivered(reply)
         if message is not None and not self.unread:
             self.push(message, self.name)
@@ -190,8 +188,9 @@ class Intake:
         return Overloaded.of(self.name, delivery.name, backlog_s + delivery.service.mean_s, left_s)
 
     def _displaced(self, message: Message) -> Delivery | None:
-        """What makes room in a full mailbox once the message is accepted: the oldest queued tell, where the actor
-        declares it, and nothing where the message goes beside the limit; else refuse the message.
+        """What a full mailbox gives up if it takes this: its oldest tell, nothing for what goes beside the limit.
+
+        Raises MailboxFull where the actor declares neither.
         """
         if type(message) in self.spec.beside_limit:
             return None

@@ -129,9 +129,8 @@ class ActorSystem:
         cell = hub.cells.get(name)
         if cell is not None and not hub.closing:
             mailbox = cell.mailbox
-            if (
-                mailbox.length < mailbox.offer_limit and not mailbox.offers
-            ):  # mostly there is room, and nobody before it
+            # Mostly there is room, and nobody before it.
+            if mailbox.length < mailbox.offer_limit and not mailbox.offers:
                 cell.accept_tell(message, None, None)
                 return
         await hub.offer(name, message, timeout_s)
