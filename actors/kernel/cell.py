@@ -8,6 +8,7 @@ import asyncio
 
 from ...messages.journal import Ended
 from .contract import ActorSpec
+from .delivery import Delivery
 from .errors import as_failed
 from .handling import Handling
 from .hub import Hub
@@ -166,15 +167,19 @@ class Cell(Serving):
         self.ended.open()
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Also reached when the task was cancelled before it began: then nothing else tells those who wait."""
+        """Also reached when the task was cancelled before it began, or left its loop with SystemExit or Ctrl-C: then
+        nothing else tells those who wait.
+        """
         self.hub.owners.pop(task, None)
         if self.ended.opened:
             return
         self.stopping = True
-        self.refusing = self.refusing or "the actor's task was cancelled"
+        self.refusing = self.refusing or f"the actor's task {'was cancelled' if task.cancelled() else 'has ended'}"
+        if isinstance(self._current, Delivery):
+            self._lost(self._current)
         self.refuse_queued()
         self.hub.watches.ended(self)
         for latch in (self.settled, self.down, self.ended):
             latch.open()
-        if not task.cancelled() and (bug := task.exception()) is not None:
+        if not task.cancelled() and isinstance(bug := task.exception(), Exception):
             self.hub.loop.call_exception_handler({"message": f"actor {self.name} ended", "exception": bug})

@@ -145,7 +145,11 @@ class Serving(Intake):
         if delivery.state != TAKEN:
             return
         name = f"actor-{self.name}-{delivery.id}"
-        task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
+        try:
+            task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
+        except BaseException:  # an eager one that leaves the loop takes this task with it
+            self._lost(delivery)
+            raise
         self._children[task] = delivery
         self.hub.owners[task] = self
         if task.done():
@@ -184,10 +188,14 @@ class Serving(Intake):
     def _child_done(self, task: asyncio.Task[None]) -> None:
         delivery = self._children.pop(task)
         self.hub.owners.pop(task, None)
-        if delivery.state != DONE and task.cancelled():
-            self.withdrawn_running += 1
-            delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))
+        if delivery.state not in (DONE, QUEUED):
+            self._lost(delivery)
         self.mailbox.nudge()
+
+    def _lost(self, delivery: Delivery) -> None:
+        """The task ended under a message: cancelled before it began, or by SystemExit or Ctrl-C, which end the loop."""
+        self.withdrawn_running += 1
+        delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))
 
     def _can_start(self, delivery: Delivery, left_s: float) -> bool:
         """Whether a message can still be answered in time; if not, it is withdrawn."""

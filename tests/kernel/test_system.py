@@ -280,6 +280,40 @@ def test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind(loop: 
     assert ended == ["a"]
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+@pytest.mark.parametrize("beside", [False, True], ids=["serial", "concurrent"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at-once"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_handler_that_ends_the_program_leaves_nobody_waiting(
+    loop: str, at_once: bool, beside: bool, raised: BaseException
+) -> None:
+    """Its asker is told before the loop is gone, and so the loop can go."""
+    ended: list[BaseException] = []
+
+    async def leave(message: Do, context: Context) -> Message | None:
+        if not at_once:
+            await asyncio.sleep(0)
+        raise raised
+
+    async def wait(system: ActorSystem) -> None:
+        try:
+            await system.ask("a", Do())
+        except BaseException as found:
+            ended.append(found)
+            raise
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            concurrent = (Do,) if beside else ()
+            spec = ActorSpec(name="a", create=lambda: Scripted(leave), accepts=(Do,), concurrent=concurrent)
+            await system.start(spec)
+            await wait(system)
+
+    with pytest.raises(type(raised)):
+        run_on(loop, main())
+    assert len(ended) == 1
+
+
 _OPEN = """
 import asyncio, sys
 from pathlib import Path
