@@ -138,14 +138,20 @@ class WorkerPool:
         self._queue.put(job)  # type: ignore[arg-type]  # a queue of jobs of any result; only the submitter reads it
 
     async def close(self) -> None:
-        """Wait for every call, then for every thread."""
+        """Wait for every call, then for every thread; a cancel that came meanwhile is raised then."""
         self._at_exit.disarm()
         self._release()
+        cancelled: asyncio.CancelledError | None = None
         if self._threads:
-            await self._exited.outlast()
+            try:
+                await self._exited.outlast()
+            except asyncio.CancelledError as cancel:
+                cancelled = cancel
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        if cancelled is not None:
+            raise cancelled
 
     def _release(self) -> None:
         """Let every thread end when the calls are done."""

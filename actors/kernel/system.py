@@ -210,8 +210,10 @@ class ActorSystem:
                 self._journal.hand_over()
                 await self._off_loop(self._journal.close)
         finally:
-            await self._journal_pool.close()
-            self._closed.open()
+            try:
+                await self._journal_pool.close()
+            finally:
+                self._closed.open()
 
     async def _off_loop(self, step: Callable[[], None]) -> None:
         await run_blocking(self._journal_pool, CallBudget(None), lambda _: step(), None)

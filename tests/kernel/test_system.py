@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context
+from hostweights.actors.kernel.blocking import WorkerPool
 from hostweights.actors.kernel.journal_file import JournalReader
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
@@ -139,6 +140,25 @@ async def test_closing_without_drain_waits_for_sections_and_blocking_work() -> N
         assert sorted(trace) == ["blocking", "critical"]
         assert all(isinstance(answer, ActorStopped) for answer in answers)
     assert not [thread for thread in threading.enumerate() if "worker" in thread.name]
+
+
+@pytest.mark.asyncio
+async def test_a_close_that_is_cancelled_at_its_end_leaves_no_later_one_waiting(tmp_path: Path) -> None:
+    ending = asyncio.Event()
+
+    class Told(WorkerPool):
+        async def close(self) -> None:
+            ending.set()
+            await super().close()
+
+    system = await ActorSystem(tmp_path / "run.journal", pool=Told).__aenter__()
+    closing = asyncio.create_task(system.close())
+    await ending.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not system._journal_pool._threads, "all joined"
+    await system.close()
 
 
 @pytest.mark.asyncio
