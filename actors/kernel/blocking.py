@@ -201,6 +201,17 @@ async def run_blocking(
     return job.result()
 
 
+async def run_to_its_end(pool: WorkerPool, call: Callable[[], None]) -> None:
+    """Run a call that nothing may drop, and return when it has ended; a cancel that came meanwhile is raised then."""
+    job = Job(call)
+    pool.submit(job)
+    try:
+        await job.done.outlast()
+    except asyncio.CancelledError as cancel:
+        raise cancel from job.take_error()
+    job.result()
+
+
 async def in_own_thread(name: str, call: Callable[[Budget], T]) -> T:
     """Run a call that may block in a thread made for it, and wait for both to end, cancelled or not."""
     pool = WorkerPool(name, 1, asyncio.get_running_loop())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError
 from ...messages.journal import JournalPolicy
-from .blocking import CallBudget, WorkerPool, run_blocking
+from .blocking import CallBudget, WorkerPool, run_blocking, run_to_its_end
 from .cell import Cell
 from .contract import ActorSpec, Strategy
 from .errors import ActorStopped, HandlerFailed, from_failure, refused
@@ -208,7 +208,7 @@ class ActorSystem:
         try:
             if self._journal is not None:
                 self._journal.hand_over()
-                await self._off_loop(self._journal.close)
+                await run_to_its_end(self._journal_pool, self._journal.close)
         finally:
             try:
                 await self._journal_pool.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context
-from hostweights.actors.kernel.blocking import WorkerPool
+from hostweights.actors.kernel.blocking import Job, WorkerPool
 from hostweights.actors.kernel.journal_file import JournalReader
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
@@ -140,6 +140,24 @@ async def test_closing_without_drain_waits_for_sections_and_blocking_work() -> N
         assert sorted(trace) == ["blocking", "critical"]
         assert all(isinstance(answer, ActorStopped) for answer in answers)
     assert not [thread for thread in threading.enumerate() if "worker" in thread.name]
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_close_closes_the_journal_all_the_same(tmp_path: Path) -> None:
+    written, before = threading.Event(), set(threading.enumerate())
+    system = await ActorSystem(tmp_path / "run.journal").__aenter__()
+    system._journal_pool.submit(Job(written.wait))  # a flush to a slow disk
+    closing = asyncio.create_task(system.close())
+    while not system._finishing:
+        await asyncio.sleep(0)
+    closing.cancel()
+    await settle()
+    assert not closing.done()
+    written.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert set(threading.enumerate()) <= before, "the writer's thread has ended, and with it its file is closed"
+    await system.close()
 
 
 @pytest.mark.asyncio
