@@ -83,7 +83,7 @@ class Supervisor:
         names = to_restart(self._strategy, tuple(self._hub.cells), crashed.name)
         cells = [self._hub.cells[name] for name in names]
         for cell in reversed(cells[1:]):
-            if not cell.stopping:
+            if not cell.stopping and cell.incarnation:  # one that has not begun yet has nothing of the crashed one
                 cell.pause()
                 await self._outlast(cell.down)
         await self._back_off(after_s)

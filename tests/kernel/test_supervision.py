@@ -164,6 +164,18 @@ async def test_a_crash_restarts_the_actor_and_those_after_it_and_keeps_what_is_q
 
 
 @pytest.mark.asyncio
+async def test_an_actor_that_is_started_in_the_pass_of_a_crash_does_not_hold_up_the_restart() -> None:
+    log: list[str] = []
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=FAST))
+        system.tell("a", Do(what="crash"))
+        await asyncio.sleep(0)
+        await system.start(ActorSpec(name="b", create=lambda: Counted(log, "b"), accepts=(Do,), restart=FAST))
+        assert await system.ask("a", Do()) == Did(n=2)
+        assert isinstance(await system.ask("b", Do()), Did)
+
+
+@pytest.mark.asyncio
 async def test_a_concurrent_crash_ends_the_handlers_beside_it() -> None:
     log: list[str] = []
 
