@@ -80,6 +80,8 @@ class Cell(Serving):
             if self.served:
                 self.settled.open()
             self.down.open()
+            if self.hub.closing or self.hub.failure is not None:
+                self.stop()  # nobody starts it again: whoever waits for its answer is told now
             while not self._resumed and not self.stopping:
                 await self._wait(messages=False)
             if self.stopping:

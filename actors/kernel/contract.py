@@ -40,6 +40,9 @@ Supervision
     A restart takes the actors that were started after the crashed one with it (rest-for-one), or the crashed one alone
     (one-for-one), as the system was told. What is queued waits for the next incarnation; its deadlines go on. A message
     that crashes every incarnation it meets ends the system when the limit is reached, however often it is sent.
+    In a restart each step waits for the one before: a ``started`` hook that asks an actor which crashes meanwhile, or a
+    clean-up (``stopped``, a ``finally``) that asks the one with which it goes down, waits for the ask's timeout, or
+    until the system closes.
 Death watch
     Who watches an actor is told ``Terminated`` once when that actor has ended for good, or at once when none of that
     name runs; after everything the ended actor had told, beside ``mailbox_limit``. A restart is no end. A watch ends

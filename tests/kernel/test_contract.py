@@ -102,6 +102,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "What is queued waits": ("test_a_deadline_goes_on_while_an_actor_backs_off",),
     "A message that crashes every": ("test_a_poisoned_message_cannot_restart_an_actor_for_ever",),
+    "In a restart each step": ("test_closing_ends_a_restart_in_which_two_actors_wait_for_each_other",),
     "Who watches an actor": (
         "test_a_watcher_is_told_once_of_a_stop_and_not_of_a_restart",
         "test_an_actor_that_does_not_run_is_terminated_at_once",

@@ -248,6 +248,95 @@ async def test_closing_does_not_wait_for_a_back_off() -> None:
         await queued
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("drain", [True, False])
+async def test_closing_does_not_wait_for_the_hook_of_an_actor_that_restarts(drain: bool) -> None:
+    log: list[str] = []
+
+    class Slow(Counted):
+        async def started(self, context: Context) -> None:
+            await super().started(context)
+            if self._n > 1:
+                await asyncio.Event().wait()
+
+    system = await ActorSystem(shutdown_s=0.01).__aenter__()
+    await system.start(ActorSpec(name="a", create=lambda: Slow(log, "a"), accepts=(Do,), restart=FAST))
+    with pytest.raises(HandlerFailed):
+        await system.ask("a", Do(what="crash"))
+    while log.count("started a") < 2:
+        await asyncio.sleep(0)
+    await system.close(drain=drain)
+    assert log[-2:] == ["started a", "stopped a"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", ["finally", "stopped", "started"])
+async def test_closing_ends_a_restart_in_which_two_actors_wait_for_each_other(where: str) -> None:
+    """One goes down or comes up only when the other answers, which is down: no answer will come, and it is told so."""
+    told: list[str] = []
+    asked = asyncio.Event()
+
+    class Asks(Counted):
+        async def _ask(self, context: Context) -> None:
+            asked.set()
+            try:
+                await context.ask("a", Do())
+            except ActorStopped:
+                told.append(where)
+
+        async def started(self, context: Context) -> None:
+            await super().started(context)
+            if where == "started" and self._n > 1:
+                context.tell("a", Do(what="crash"))
+                await self._ask(context)
+
+        async def receive(self, message: Message, context: Context) -> Message | None:
+            if where == "started":
+                return await super().receive(message, context)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self._ask(context)
+            return None
+
+        async def stopped(self, context: Context) -> None:
+            if where == "stopped" and self._n == 1:
+                await self._ask(context)
+
+    log: list[str] = []
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=FAST))
+        await system.start(ActorSpec(name="b", create=lambda: Asks(log, "b"), accepts=(Do,), restart=FAST))
+        if where == "finally":
+            system.tell("b", Do())
+            await asyncio.sleep(0)
+        system.tell("b" if where == "started" else "a", Do(what="crash"))
+        await asked.wait()
+    assert told == [where]
+
+
+@pytest.mark.asyncio
+async def test_a_crash_while_the_system_closes_is_told_to_who_waits() -> None:
+    log: list[str] = []
+    gate = asyncio.Event()
+    told: list[HostWeightsError] = []
+
+    async def forward(message: Do, context: Context) -> None:
+        await gate.wait()
+        context.tell("a", Do(what="crash"))
+        try:
+            await context.ask("a", Do())
+        except HostWeightsError as found:
+            told.append(found)
+
+    async with ActorSystem(shutdown_s=float("inf")) as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=FAST))
+        await system.start(ActorSpec(name="b", create=lambda: Counted(log, "b", forward), accepts=(Do,)))
+        system.tell("b", Do())
+        asyncio.get_running_loop().call_soon(gate.set)
+    assert [type(found) for found in told] == [ActorStopped]
+
+
 class Faulty(Counted):
     """Raises where it is told to."""
 
