@@ -27,6 +27,7 @@ class Serving(Intake):
         "_current",
         "_cut",
         "_draining",
+        "_next",
         "failed",
         "stopping",
         "swallowed_cancels",
@@ -44,6 +45,8 @@ class Serving(Intake):
         self._crash: Exception | None = None
         self._current: Handling | None = None
         self._children: dict[asyncio.Task[None], Delivery] = {}
+        self._next: Delivery | None = None
+        """Taken after all of ``_children``, and waiting for a place beside them."""
 
     def stop(self) -> None:
         """Accept nothing more, withdraw what is queued and running, and end."""
@@ -55,6 +58,8 @@ class Serving(Intake):
     def pause(self) -> None:
         """End the incarnation and keep what is queued for the next one."""
         self._cut = True
+        if self._next is not None:
+            self.mailbox.untake(self._next)
         for delivery in reversed(tuple(self._children.values())):
             self.mailbox.untake(delivery)
             if delivery.state == RUNNING:
@@ -138,8 +143,11 @@ class Serving(Intake):
     async def _dispatch(self, delivery: Delivery) -> None:
         """Run a handler beside the others, when there is room for it."""
         delivery.state = TAKEN
-        while len(self._children) >= self.spec.concurrency_limit and not self._cut:
-            await self._wait(messages=False)
+        if len(self._children) >= self.spec.concurrency_limit:
+            self._next = delivery
+            while len(self._children) >= self.spec.concurrency_limit and not self._cut:
+                await self._wait(messages=False)
+            self._next = None
         if self._cut:
             self.mailbox.untake(delivery)
         if delivery.state != TAKEN:

@@ -197,6 +197,41 @@ async def test_a_concurrent_crash_ends_the_handlers_beside_it() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_a_crash_puts_back_keeps_its_order() -> None:
+    """Also the one that waited for a place beside the others, and was taken last."""
+    begun: list[str] = []
+    ended = asyncio.Event()
+    gate = asyncio.Event()
+
+    async def wait(message: Do, context: Context) -> None:
+        begun.append(message.what)
+        if message.what == "crash":
+            await gate.wait()
+        if message.what == "3":
+            ended.set()
+
+    async with ActorSystem() as system:
+        await system.start(
+            ActorSpec(
+                name="a",
+                create=lambda: Counted([], "a", wait),
+                accepts=(Do,),
+                concurrent=(Do,),
+                concurrency_limit=2,
+                restart=FAST,
+            )
+        )
+        system.tell("a", Do(what="crash"))
+        while not begun:
+            await asyncio.sleep(0)
+        for n in "123":
+            system.tell("a", Do(what=n))
+        gate.set()
+        await ended.wait()
+    assert begun == ["crash", "1", "2", "3"]
+
+
+@pytest.mark.asyncio
 async def test_an_unrequested_cancelled_error_is_a_failure_and_not_a_stop() -> None:
     log: list[str] = []
     restart = RestartPolicy(backoff_s=0.0, restart_on=(HandlerFailed,))
