@@ -15,12 +15,13 @@ from .hub import Hub
 from .latch import Latch
 from .serving import Serving
 from .states import ENDED, RUNNING
+from .supervision import Record
 
 
 class Cell(Serving):
     """One actor of a system: ``launch`` once, then ``pause``, ``resume``, ``drain`` and ``stop`` by the supervisor."""
 
-    __slots__ = ("_resumed", "cleanup_error", "down", "ended", "entry", "served", "settled", "start_error")
+    __slots__ = ("_resumed", "cleanup_error", "down", "ended", "entry", "record", "served", "settled", "start_error")
 
     def __init__(self, hub: Hub, spec: ActorSpec) -> None:
         super().__init__(hub, spec)
@@ -38,6 +39,8 @@ class Cell(Serving):
         """Some incarnation got past its ``started`` hook."""
         self.entry: dict[object, None] | asyncio.TimerHandle | None = None
         """Where the deadline of its drain is watched."""
+        self.record = Record()
+        """The supervisor's, of this actor and not of the next one with its name."""
         self._resumed = False
 
     # --- for the supervisor -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from .deadlines import DeadlineWheel
 from .errors import HandlerFailed
 from .hub import Hub
 from .latch import Latch, outlast_all
-from .supervision import Escalate, Record, Restart, decide, to_restart
+from .supervision import Escalate, Restart, decide, to_restart
 
 
 class Supervisor:
@@ -22,7 +22,6 @@ class Supervisor:
         self._strategy = strategy
         self._hub = hub
         self._shutdown_s = shutdown_s
-        self._records: dict[str, Record] = {}
         self._closing = Latch()
         self._drain = True
         self._drains: DeadlineWheel[Cell] = DeadlineWheel(hub.loop, Cell.stop)
@@ -62,9 +61,8 @@ class Supervisor:
         self._hub.wake_supervisor = Latch()
 
     async def _crashed(self, cell: Cell, incarnation: int, crash: Exception) -> None:
-        record = self._records.get(cell.name, Record())
-        record = replace(record, stopping=cell.stopping, cleanup_failed=cell.cleanup_error is not None)
-        self._records[cell.name], decision = decide(cell.spec.restart, record, crash, self._hub.clock())
+        record = replace(cell.record, stopping=cell.stopping, cleanup_failed=cell.cleanup_error is not None)
+        cell.record, decision = decide(cell.spec.restart, record, crash, self._hub.clock())
         if isinstance(decision, Escalate):
             self._escalate(cell, crash, decision.why)
         elif isinstance(decision, Restart) and incarnation == cell.incarnation and cell.down.opened:

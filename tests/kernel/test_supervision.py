@@ -131,6 +131,20 @@ async def test_a_poisoned_message_cannot_restart_an_actor_for_ever() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_new_actor_of_a_stopped_one_s_name_has_not_crashed_yet() -> None:
+    policy = RestartPolicy(limit=1, window_s=3600.0, backoff_s=0.0, restart_on=(OSError,))
+    async with ActorSystem() as system:
+        for _ in range(3):
+            log: list[str] = []
+            create = lambda log=log: Counted(log, "a")  # noqa: E731 - bound per loop
+            await system.start(ActorSpec(name="a", create=create, accepts=(Do,), restart=policy))
+            with pytest.raises(HandlerFailed):
+                await system.ask("a", Do(what="crash"))
+            assert await system.ask("a", Do()) == Did(n=2)
+            await system.stop_actor("a")
+
+
+@pytest.mark.asyncio
 async def test_a_crash_restarts_the_actor_and_those_after_it_and_keeps_what_is_queued() -> None:
     log: list[str] = []
     gate = asyncio.Event()
