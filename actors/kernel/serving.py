@@ -219,11 +219,11 @@ class Serving(Intake):
         end_s = hub.clock()
         asked = delivery.future is not None
         delivery.state = DONE
-        delivery.service.completed(end_s - start_s)
         if reply is None and asked:
             missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
             self._settle(delivery, start_s, Ended.FAILED, missing, end_s)
             return end_s
+        delivery.service.completed(end_s - start_s)
         if hub.journal is not None:
             hub.journal.replied(delivery, end_s, reply)
         if hub.instruments is not None:
