@@ -1,8 +1,9 @@
 """A small sync facade for scripts: the same calls, on an event loop in a thread of its own."""
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,26 +28,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_open: set["SyncHostWeights"] = set()
+"""Those of this process whose block is not left yet."""
+_LEFT = "this HostWeights was closed when its open_sync block was left; use it inside, or open another"
+_FORKED = (
+    "this HostWeights belongs to the parent of this forked process, whose event loop is not here; open another in this "
+    "process"
+)
+
 
 @contextmanager
 def open_sync(config: Config) -> Iterator["SyncHostWeights"]:
-    """Open a HostWeights for blocking code; leaving the block closes it, and so does the end of the interpreter."""
+    """Open a HostWeights for blocking code; leaving the block closes it, and so does the end of the interpreter.
+
+    It stays with the process that opened it: a forked child may open its own, and neither its end nor leaving the block
+    there touches the parent's.
+    """
     with start_blocking_portal(name="hostweights") as portal:
         host = HostWeights(config)
         sync = SyncHostWeights(host, portal)
 
         def end() -> None:
-            sync._ended = True  # noqa: SLF001  one module, one owner
+            sync._ended = _LEFT  # noqa: SLF001  one module, one owner
             portal.call(host.close)
             portal.call(portal.stop)
 
         at_exit = AtExit(end)
         at_exit.arm()  # before its actors, so that they are stopped and not left without threads
+        _open.add(sync)
         try:
             portal.call(host.open)
             yield sync
         finally:
-            sync._ended = True  # noqa: SLF001  one module, one owner
+            _open.discard(sync)
+            sync._ended = sync._ended or _LEFT  # noqa: SLF001  one module, one owner
             if at_exit.disarm():
                 portal.call(host.close)
 
@@ -55,20 +70,26 @@ class SyncHostWeights:
     """Blocking calls to one HostWeights; each returns what its async twin returns. Forwards run in the caller.
 
     A load or an attach whose wait is interrupted, by Ctrl-C say, is undone first. After the ``open_sync`` block each
-    raises HostWeightsError(actor_stopped).
+    raises HostWeightsError(actor_stopped), and so it does in a forked child.
     """
 
     def __init__(self, host: HostWeights, portal: BlockingPortal) -> None:
         self._host = host
         self._loop = portal
-        self._ended = False
+        self._ended: str | None = None
+        """Why no call is taken any more."""
 
     @property
     def _portal(self) -> BlockingPortal:
-        if self._ended:
-            text = "this HostWeights was closed when its open_sync block was left; use it inside, or open another"
-            raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)
+        if self._ended is not None:
+            raise error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, self._ended)
         return self._loop
+
+    def _leave_behind(self) -> None:
+        """In a forked child, which has no thread that would answer: without it a call would wait for ever."""
+        self._ended = _FORKED
+        with suppress(StopIteration, RuntimeError):  # one step and it takes no calls; a loop in debug mode complains
+            self._loop.stop().send(None)
 
     def _begin(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], Awaitable[None]]) -> T:
         """The result of ``work``; when the wait for it is interrupted, it is cancelled, or undone if it came to one."""
@@ -174,3 +195,11 @@ class SyncHostWeights:
     def memory(self) -> Memory:
         """``HostWeights.memory``."""
         return self._portal.call(self._host.memory)
+
+
+def _leave_behind() -> None:
+    while _open:
+        _open.pop()._leave_behind()  # noqa: SLF001  one module, one owner
+
+
+os.register_at_fork(after_in_child=_leave_behind)

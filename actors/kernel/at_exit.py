@@ -1,10 +1,12 @@
 """An interpreter that ends while a system is open: its threads are told to finish, else the end would wait for them.
 
-Nothing here runs in a process that closes what it opened.
+Nothing here runs in a process that closes what it opened, and nothing in a forked child of one that did not: the
+threads are not there.
 """
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 
@@ -35,7 +37,7 @@ class AtExit:
         _calls[self] = None
 
     def disarm(self) -> bool:
-        """Nothing is left to do; on any thread, and harmless twice. Whether the call was still to come."""
+        """Nothing is left to do; on any thread, and harmless twice. Whether the call was still to come, here."""
         return _calls.pop(self, self) is None
 
     def run(self) -> None:
@@ -48,3 +50,6 @@ def _run() -> None:
     for each in tuple(_calls):
         if each.disarm():
             each.run()
+
+
+os.register_at_fork(after_in_child=_calls.clear)

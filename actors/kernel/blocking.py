@@ -138,14 +138,20 @@ class WorkerPool:
         self._queue.put(job)  # type: ignore[arg-type]  # a queue of jobs of any result; only the submitter reads it
 
     async def close(self) -> None:
-        """Wait for every call, then for every thread."""
+        """Wait for every call, then for every thread; a cancel that came meanwhile is raised then."""
         self._at_exit.disarm()
         self._release()
+        cancelled: asyncio.CancelledError | None = None
         if self._threads:
-            await self._exited.outlast()
+            try:
+                await self._exited.outlast()
+            except asyncio.CancelledError as cancel:
+                cancelled = cancel
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        if cancelled is not None:
+            raise cancelled
 
     def _release(self) -> None:
         """Let every thread end when the calls are done."""
@@ -193,6 +199,17 @@ async def run_blocking(
             await _undo(pool, undo, job.result())
         raise cancel from job.take_error()
     return job.result()
+
+
+async def run_to_its_end(pool: WorkerPool, call: Callable[[], None]) -> None:
+    """Run a call that nothing may drop, and return when it has ended; a cancel that came meanwhile is raised then."""
+    job = Job(call)
+    pool.submit(job)
+    try:
+        await job.done.outlast()
+    except asyncio.CancelledError as cancel:
+        raise cancel from job.take_error()
+    job.result()
 
 
 async def in_own_thread(name: str, call: Callable[[Budget], T]) -> T:

@@ -8,18 +8,20 @@ import asyncio
 
 from ...messages.journal import Ended
 from .contract import ActorSpec
+from .delivery import Delivery
 from .errors import as_failed
 from .handling import Handling
 from .hub import Hub
 from .latch import Latch
 from .serving import Serving
 from .states import ENDED, RUNNING
+from .supervision import Record
 
 
 class Cell(Serving):
     """One actor of a system: ``launch`` once, then ``pause``, ``resume``, ``drain`` and ``stop`` by the supervisor."""
 
-    __slots__ = ("_resumed", "cleanup_error", "down", "ended", "entry", "served", "settled", "start_error")
+    __slots__ = ("_resumed", "cleanup_error", "down", "ended", "entry", "record", "served", "settled", "start_error")
 
     def __init__(self, hub: Hub, spec: ActorSpec) -> None:
         super().__init__(hub, spec)
@@ -37,6 +39,8 @@ class Cell(Serving):
         """Some incarnation got past its ``started`` hook."""
         self.entry: dict[object, None] | asyncio.TimerHandle | None = None
         """Where the deadline of its drain is watched."""
+        self.record = Record()
+        """The supervisor's, of this actor and not of the next one with its name."""
         self._resumed = False
 
     # --- for the supervisor -----------------------------------------------------------------------------------------
@@ -79,6 +83,8 @@ class Cell(Serving):
             if self.served:
                 self.settled.open()
             self.down.open()
+            if self.hub.closing or self.hub.failure is not None:
+                self.stop()  # nobody starts it again: whoever waits for its answer is told now
             while not self._resumed and not self.stopping:
                 await self._wait(messages=False)
             if self.stopping:
@@ -166,15 +172,19 @@ class Cell(Serving):
         self.ended.open()
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Also reached when the task was cancelled before it began: then nothing else tells those who wait."""
+        """Also reached when the task was cancelled before it began, or left its loop with SystemExit or Ctrl-C: then
+        nothing else tells those who wait.
+        """
         self.hub.owners.pop(task, None)
         if self.ended.opened:
             return
         self.stopping = True
-        self.refusing = self.refusing or "the actor's task was cancelled"
+        self.refusing = self.refusing or f"the actor's task {'was cancelled' if task.cancelled() else 'has ended'}"
+        if isinstance(self._current, Delivery):
+            self._lost(self._current)
         self.refuse_queued()
         self.hub.watches.ended(self)
         for latch in (self.settled, self.down, self.ended):
             latch.open()
-        if not task.cancelled() and (bug := task.exception()) is not None:
+        if not task.cancelled() and isinstance(bug := task.exception(), Exception):
             self.hub.loop.call_exception_handler({"message": f"actor {self.name} ended", "exception": bug})

@@ -41,17 +41,23 @@ Supervision
     A restart takes the actors that were started after the crashed one with it (rest-for-one), or the crashed one alone
     (one-for-one), as the system was told. What is queued waits for the next incarnation; its deadlines go on. A message
     that crashes every incarnation it meets ends the system when the limit is reached, however often it is sent.
+    In a restart each step waits for the one before: a ``started`` hook that asks an actor which crashes meanwhile, or a
+    clean-up (``stopped``, a ``finally``) that asks the one with which it goes down, waits for the ask's timeout, or
+    until the system closes.
 Death watch
     Who watches an actor is told ``Terminated`` once when that actor has ended for good, or at once when none of that
     name runs; after everything the ended actor had told, beside ``mailbox_limit``. A restart is no end. A watch ends
     with the incarnation that asked for it.
 Stop
     A stopped actor accepts nothing. Drained, it handles what is queued before it ends; aborted, it withdraws that and
-    cancels what runs. Stopping or closing twice is harmless.
+    cancels what runs. An actor that is down for a restart when the system closes is not started again for its drain:
+    what is queued for it is withdrawn at once, also for one that goes down with the crashed one. Stopping or closing
+    twice is harmless.
 Foreign cancels
     Only the runtime cancels tasks of actors. A CancelledError that nobody sent is a failure of the handler, like any
     other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the
-    runtime's cancel is tolerated and counted.
+    runtime's cancel is tolerated and counted. Before CPython 3.13 a TaskGroup of which a task fails leaves a cancel on
+    the task it is used in, which looks like someone else's: a handler awaits such a group in a task of its own.
 No orphans
     Every task and thread belongs to an actor; a stopped system has none. An interpreter that ends with a system open
     waits for the blocking calls that run and for the journal's last records, and for nothing more.

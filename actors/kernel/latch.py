@@ -31,6 +31,20 @@ class Latch:
         self._waiters.append(waiter)
         await waiter
 
+    async def wait_unless(self, other: "Latch") -> None:
+        """Return when this latch or the other one is open; a cancel ends the wait."""
+        if self.opened or other.opened:
+            return
+        waiter: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
+        latches = (self, other)
+        for latch in latches:
+            latch._waiters = [*(latch._waiters or ()), waiter]  # noqa: SLF001 - a latch as this one
+        try:
+            await waiter
+        finally:
+            for latch in latches:
+                latch._waiters = [each for each in latch._waiters or () if each is not waiter]  # noqa: SLF001 - as above
+
     async def outlast(self) -> None:
         """Wait until the latch is open whatever happens; a cancel that came meanwhile is raised then."""
         cancelled: asyncio.CancelledError | None = None

@@ -27,6 +27,7 @@ class Serving(Intake):
         "_current",
         "_cut",
         "_draining",
+        "_next",
         "failed",
         "stopping",
         "swallowed_cancels",
@@ -44,6 +45,8 @@ class Serving(Intake):
         self._crash: Exception | None = None
         self._current: Handling | None = None
         self._children: dict[asyncio.Task[None], Delivery] = {}
+        self._next: Delivery | None = None
+        """Taken after all of ``_children``, and waiting for a place beside them."""
 
     def stop(self) -> None:
         """Accept nothing more, withdraw what is queued and running, and end."""
@@ -55,6 +58,8 @@ class Serving(Intake):
     def pause(self) -> None:
         """End the incarnation and keep what is queued for the next one."""
         self._cut = True
+        if self._next is not None:
+            self.mailbox.untake(self._next)
         for delivery in reversed(tuple(self._children.values())):
             self.mailbox.untake(delivery)
             if delivery.state == RUNNING:
@@ -141,14 +146,21 @@ class Serving(Intake):
     async def _dispatch(self, delivery: Delivery) -> None:
         """Run a handler beside the others, when there is room for it."""
         delivery.state = TAKEN
-        while len(self._children) >= self.spec.concurrency_limit and not self._cut:
-            await self._wait(messages=False)
+        if len(self._children) >= self.spec.concurrency_limit:
+            self._next = delivery
+            while len(self._children) >= self.spec.concurrency_limit and not self._cut:
+                await self._wait(messages=False)
+            self._next = None
         if self._cut:
             self.mailbox.untake(delivery)
         if delivery.state != TAKEN:
             return
         name = f"actor-{self.name}-{delivery.id}"
-        task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
+        try:
+            task = self.hub.loop.create_task(self._run_beside(delivery), name=name)
+        except BaseException:  # an eager one that leaves the loop takes this task with it
+            self._lost(delivery)
+            raise
         self._children[task] = delivery
         self.hub.owners[task] = self
         if task.done():
@@ -187,10 +199,14 @@ class Serving(Intake):
     def _child_done(self, task: asyncio.Task[None]) -> None:
         delivery = self._children.pop(task)
         self.hub.owners.pop(task, None)
-        if delivery.state != DONE and task.cancelled():
-            self.withdrawn_running += 1
-            delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))
+        if delivery.state not in (DONE, QUEUED):
+            self._lost(delivery)
         self.mailbox.nudge()
+
+    def _lost(self, delivery: Delivery) -> None:
+        """The task ended under a message: cancelled before it began, or by SystemExit or Ctrl-C, which end the loop."""
+        self.withdrawn_running += 1
+        delivery.fail(self.withdrawal_error(delivery, Reason.STOP, running=True))
 
     def _can_start(self, delivery: Delivery, left_s: float) -> bool:
         """Whether a message can still be answered in time; if not, it is withdrawn."""
@@ -206,11 +222,11 @@ class Serving(Intake):
         end_s = hub.clock()
         asked = delivery.future is not None
         delivery.state = DONE
-        delivery.service.completed(end_s - start_s)
         if reply is None and asked:
             missing = HandlerFailed.of(self.name, delivery.name, TypeError("the handler of an ask returned no reply"))
             self._settle(delivery, start_s, Ended.FAILED, missing, end_s)
             return end_s
+        delivery.service.completed(end_s - start_s)
         if hub.journal is not None:
             hub.journal.replied(delivery, end_s, reply)
         if hub.instruments is not None:

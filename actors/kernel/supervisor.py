@@ -12,7 +12,7 @@ from .deadlines import DeadlineWheel
 from .errors import HandlerFailed
 from .hub import Hub
 from .latch import Latch, outlast_all
-from .supervision import Escalate, Record, Restart, decide, to_restart
+from .supervision import Escalate, Restart, decide, to_restart
 
 
 class Supervisor:
@@ -22,10 +22,8 @@ class Supervisor:
         self._strategy = strategy
         self._hub = hub
         self._shutdown_s = shutdown_s
-        self._records: dict[str, Record] = {}
-        self._closing = False
+        self._closing = Latch()
         self._drain = True
-        self._back_off_ended = Latch()
         self._drains: DeadlineWheel[Cell] = DeadlineWheel(hub.loop, Cell.stop)
         self.closed = Latch()
         """No actor is left."""
@@ -39,9 +37,8 @@ class Supervisor:
     def begin_close(self, *, drain: bool) -> None:
         """Shut down; ``closed`` opens at the end."""
         self._drain = self._drain and drain
-        self._closing = True
+        self._closing.open()
         self._hub.wake_supervisor.open()
-        self._back_off_ended.open()
 
     async def stop(self, cells: Sequence[Cell]) -> None:
         """Drain actors, withdraw what is left at the deadline, and wait for their ends whatever happens."""
@@ -49,9 +46,9 @@ class Supervisor:
 
     async def _main(self) -> None:
         hub = self._hub
-        while not self._closing:
+        while not self._closing.opened:
             await self._woken()
-            while hub.crashes and not self._closing:
+            while hub.crashes and not self._closing.opened:
                 cell, incarnation, crash = hub.crashes.pop(0)
                 await self._crashed(cell, incarnation, crash)
         await self._shut_down()
@@ -60,13 +57,12 @@ class Supervisor:
         try:
             await self._hub.wake_supervisor.wait()
         except asyncio.CancelledError:
-            self._closing, self._drain = True, False
+            self._abort()
         self._hub.wake_supervisor = Latch()
 
     async def _crashed(self, cell: Cell, incarnation: int, crash: Exception) -> None:
-        record = self._records.get(cell.name, Record())
-        record = replace(record, stopping=cell.stopping, cleanup_failed=cell.cleanup_error is not None)
-        self._records[cell.name], decision = decide(cell.spec.restart, record, crash, self._hub.clock())
+        record = replace(cell.record, stopping=cell.stopping, cleanup_failed=cell.cleanup_error is not None)
+        cell.record, decision = decide(cell.spec.restart, record, crash, self._hub.clock())
         if isinstance(decision, Escalate):
             self._escalate(cell, crash, decision.why)
         elif isinstance(decision, Restart) and incarnation == cell.incarnation and cell.down.opened:
@@ -76,35 +72,42 @@ class Supervisor:
         text = f"{crash}" if isinstance(crash, HandlerFailed) else f"{type(crash).__name__}: {crash}"
         failed = HandlerFailed.of(cell.name, "an incarnation", RuntimeError(f"{text} ({why})"))
         self._hub.fail(failed.failure)
-        self._closing, self._drain = True, False
+        self._abort()
+
+    def _abort(self) -> None:
+        """Shut down without draining."""
+        self._drain = False
+        self._closing.open()
 
     async def _restart(self, crashed: Cell, after_s: float) -> None:
         """Take down what goes with it, newest first; pause; start all of it again, oldest first."""
         names = to_restart(self._strategy, tuple(self._hub.cells), crashed.name)
         cells = [self._hub.cells[name] for name in names]
         for cell in reversed(cells[1:]):
-            if not cell.stopping:
+            if not cell.stopping and cell.incarnation:  # one that has not begun yet has nothing of the crashed one
                 cell.pause()
-                await self._outlast(cell.down)
+                await self._reach(cell.down)
         await self._back_off(after_s)
         for cell in cells:
-            if self._closing:
+            if self._closing.opened:
                 return
             if not cell.stopping and cell.down.opened:
                 cell.resume()
-                await self._outlast(cell.settled)
+                await self._reach(cell.settled)
 
     async def _back_off(self, after_s: float) -> None:
-        """Pause, for less when the system is closed meanwhile."""
-        if self._closing:
+        if self._closing.opened:
             return
-        self._back_off_ended = Latch()
-        timer = self._hub.loop.call_later(after_s, self._back_off_ended.open)
-        await self._outlast(self._back_off_ended)
+        ended = Latch()
+        timer = self._hub.loop.call_later(after_s, ended.open)
+        await self._reach(ended)
         timer.cancel()
 
     async def _shut_down(self) -> None:
         deadline_s = self._hub.clock() + self._shutdown_s
+        for cell in self._hub.cells.values():
+            if cell.down.opened:  # nobody starts it again: whoever waits for its answer is told now
+                cell.stop()
         for cell in reversed(tuple(self._hub.cells.values())):
             if not self._drain:
                 cell.stop()
@@ -130,12 +133,15 @@ class Supervisor:
             for cell in cells:
                 self._drains.remove(cell)
 
-    async def _outlast(self, latch: Latch) -> None:
-        """Wait to the end; a cancel of the root task, which only a dying loop sends, closes the system after it."""
+    async def _reach(self, latch: Latch) -> None:
+        """Wait for a step of a restart, for less when the system is closed meanwhile.
+
+        A cancel of the root task, which only a dying loop sends, closes it.
+        """
         try:
-            await latch.outlast()
+            await latch.wait_unless(self._closing)
         except asyncio.CancelledError:
-            self._closing, self._drain = True, False
+            self._abort()
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (bug := task.exception()) is not None:

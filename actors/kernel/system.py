@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...messages.base import Message
 from ...messages.failure import Code, Failure, HostWeightsError
 from ...messages.journal import JournalPolicy
-from .blocking import CallBudget, WorkerPool, run_blocking
+from .blocking import CallBudget, WorkerPool, run_blocking, run_to_its_end
 from .cell import Cell
 from .contract import ActorSpec, Strategy
 from .errors import ActorStopped, HandlerFailed, from_failure, refused
@@ -165,7 +165,7 @@ class ActorSystem:
         """Stop all actors, newest first, against one deadline of ``shutdown_s``; closing twice is harmless.
 
         New messages from outside are refused at once. Each actor handles what is queued (if ``drain``) until the
-        deadline; the rest is withdrawn and running handlers are cancelled. Critical sections and blocking work are
+        deadline, unless it is down for a restart; the rest is withdrawn and running handlers are cancelled. Critical sections and blocking work are
         waited for, also beyond the deadline. Returns when no task or thread is left; a cancel is raised then.
         """
         self._refuse_from_inside()
@@ -209,10 +209,12 @@ class ActorSystem:
         try:
             if self._journal is not None:
                 self._journal.hand_over()
-                await self._off_loop(self._journal.close)
+                await run_to_its_end(self._journal_pool, self._journal.close)
         finally:
-            await self._journal_pool.close()
-            self._closed.open()
+            try:
+                await self._journal_pool.close()
+            finally:
+                self._closed.open()
 
     async def _off_loop(self, step: Callable[[], None]) -> None:
         await run_blocking(self._journal_pool, CallBudget(None), lambda _: step(), None)

@@ -189,6 +189,8 @@ async def test_a_handler_without_a_reply_fails_the_ask_and_not_the_actor() -> No
         system.tell("a", Do())
         with pytest.raises(HandlerFailed, match="returned no reply"):
             await system.ask("a", Do())
+        (stats,) = system.stats().actors
+        assert (stats.handled, stats.failed) == (1, 1), "the tell and the ask"
         assert system.failure is None
 
 

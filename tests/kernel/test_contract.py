@@ -102,6 +102,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "What is queued waits": ("test_a_deadline_goes_on_while_an_actor_backs_off",),
     "A message that crashes every": ("test_a_poisoned_message_cannot_restart_an_actor_for_ever",),
+    "In a restart each step": ("test_closing_ends_a_restart_in_which_two_actors_wait_for_each_other",),
     "Who watches an actor": (
         "test_a_watcher_is_told_once_of_a_stop_and_not_of_a_restart",
         "test_an_actor_that_does_not_run_is_terminated_at_once",
@@ -116,6 +117,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_a_stop_overtakes_what_is_queued",
         "test_closing_without_drain_waits_for_sections_and_blocking_work",
     ),
+    "An actor that is down for a restart when": (
+        "test_closing_does_not_wait_for_a_back_off",
+        "test_closing_withdraws_what_is_queued_for_actors_that_are_down_for_a_restart",
+    ),
     "Stopping or closing twice": ("test_stopping_and_closing_twice_is_harmless",),
     "Only the runtime cancels": PREMISE,
     "A CancelledError that nobody": ("test_an_unrequested_cancelled_error_is_a_failure_and_not_a_stop",),
@@ -123,6 +128,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_a_foreign_cancel_of_the_actor_s_task_stops_it_in_good_order",
         "test_a_foreign_cancel_of_a_running_handler_stops_the_actor_and_tells_its_asker",
     ),
+    "Before CPython 3.13 a TaskGroup": PREMISE,
     "A handler that swallows": ("test_a_handler_that_swallows_its_cancel_is_tolerated_and_counted",),
     "Every task and thread": (
         "test_T77_a_cancel_at_every_loop_pass_tears_and_leaks_nothing",

@@ -131,6 +131,20 @@ async def test_a_poisoned_message_cannot_restart_an_actor_for_ever() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_new_actor_of_a_stopped_one_s_name_has_not_crashed_yet() -> None:
+    policy = RestartPolicy(limit=1, window_s=3600.0, backoff_s=0.0, restart_on=(OSError,))
+    async with ActorSystem() as system:
+        for _ in range(3):
+            log: list[str] = []
+            create = lambda log=log: Counted(log, "a")  # noqa: E731 - bound per loop
+            await system.start(ActorSpec(name="a", create=create, accepts=(Do,), restart=policy))
+            with pytest.raises(HandlerFailed):
+                await system.ask("a", Do(what="crash"))
+            assert await system.ask("a", Do()) == Did(n=2)
+            await system.stop_actor("a")
+
+
+@pytest.mark.asyncio
 async def test_a_crash_restarts_the_actor_and_those_after_it_and_keeps_what_is_queued() -> None:
     log: list[str] = []
     gate = asyncio.Event()
@@ -164,6 +178,18 @@ async def test_a_crash_restarts_the_actor_and_those_after_it_and_keeps_what_is_q
 
 
 @pytest.mark.asyncio
+async def test_an_actor_that_is_started_in_the_pass_of_a_crash_does_not_hold_up_the_restart() -> None:
+    log: list[str] = []
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=FAST))
+        system.tell("a", Do(what="crash"))
+        await asyncio.sleep(0)
+        await system.start(ActorSpec(name="b", create=lambda: Counted(log, "b"), accepts=(Do,), restart=FAST))
+        assert await system.ask("a", Do()) == Did(n=2)
+        assert isinstance(await system.ask("b", Do()), Did)
+
+
+@pytest.mark.asyncio
 async def test_a_concurrent_crash_ends_the_handlers_beside_it() -> None:
     log: list[str] = []
 
@@ -182,6 +208,41 @@ async def test_a_concurrent_crash_ends_the_handlers_beside_it() -> None:
         with pytest.raises(ActorStopped):
             await long
         assert await system.ask("a", Do()) == Did(n=2)
+
+
+@pytest.mark.asyncio
+async def test_what_a_crash_puts_back_keeps_its_order() -> None:
+    """Also the one that waited for a place beside the others, and was taken last."""
+    begun: list[str] = []
+    ended = asyncio.Event()
+    gate = asyncio.Event()
+
+    async def wait(message: Do, context: Context) -> None:
+        begun.append(message.what)
+        if message.what == "crash":
+            await gate.wait()
+        if message.what == "3":
+            ended.set()
+
+    async with ActorSystem() as system:
+        await system.start(
+            ActorSpec(
+                name="a",
+                create=lambda: Counted([], "a", wait),
+                accepts=(Do,),
+                concurrent=(Do,),
+                concurrency_limit=2,
+                restart=FAST,
+            )
+        )
+        system.tell("a", Do(what="crash"))
+        while not begun:
+            await asyncio.sleep(0)
+        for n in "123":
+            system.tell("a", Do(what=n))
+        gate.set()
+        await ended.wait()
+    assert begun == ["crash", "1", "2", "3"]
 
 
 @pytest.mark.asyncio
@@ -234,6 +295,114 @@ async def test_closing_does_not_wait_for_a_back_off() -> None:
         await asyncio.sleep(0)
     with pytest.raises(ActorStopped):
         await queued
+
+
+@pytest.mark.asyncio
+async def test_closing_withdraws_what_is_queued_for_actors_that_are_down_for_a_restart() -> None:
+    log: list[str] = []
+    policy = RestartPolicy(backoff_s=3600.0, backoff_limit_s=3600.0, restart_on=(OSError,))
+    async with ActorSystem() as system:
+        for name in ("a", "b"):
+            create = lambda name=name: Counted(log, name)  # noqa: E731 - bound per loop
+            await system.start(ActorSpec(name=name, create=create, accepts=(Do,), restart=policy))
+        with pytest.raises(HandlerFailed):
+            await system.ask("a", Do(what="crash"))
+        while "stopped b" not in log:
+            await asyncio.sleep(0)
+        queued = asyncio.create_task(system.ask("b", Do()))
+        await asyncio.sleep(0)
+    with pytest.raises(ActorStopped):
+        await queued
+    assert log.count("create b") == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("drain", [True, False])
+async def test_closing_does_not_wait_for_the_hook_of_an_actor_that_restarts(drain: bool) -> None:
+    log: list[str] = []
+
+    class Slow(Counted):
+        async def started(self, context: Context) -> None:
+            await super().started(context)
+            if self._n > 1:
+                await asyncio.Event().wait()
+
+    system = await ActorSystem(shutdown_s=0.01).__aenter__()
+    await system.start(ActorSpec(name="a", create=lambda: Slow(log, "a"), accepts=(Do,), restart=FAST))
+    with pytest.raises(HandlerFailed):
+        await system.ask("a", Do(what="crash"))
+    while log.count("started a") < 2:
+        await asyncio.sleep(0)
+    await system.close(drain=drain)
+    assert log[-2:] == ["started a", "stopped a"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", ["finally", "stopped", "started"])
+async def test_closing_ends_a_restart_in_which_two_actors_wait_for_each_other(where: str) -> None:
+    """One goes down or comes up only when the other answers, which is down: no answer will come, and it is told so."""
+    told: list[str] = []
+    asked = asyncio.Event()
+
+    class Asks(Counted):
+        async def _ask(self, context: Context) -> None:
+            asked.set()
+            try:
+                await context.ask("a", Do())
+            except ActorStopped:
+                told.append(where)
+
+        async def started(self, context: Context) -> None:
+            await super().started(context)
+            if where == "started" and self._n > 1:
+                context.tell("a", Do(what="crash"))
+                await self._ask(context)
+
+        async def receive(self, message: Message, context: Context) -> Message | None:
+            if where == "started":
+                return await super().receive(message, context)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self._ask(context)
+            return None
+
+        async def stopped(self, context: Context) -> None:
+            if where == "stopped" and self._n == 1:
+                await self._ask(context)
+
+    log: list[str] = []
+    async with ActorSystem() as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=FAST))
+        await system.start(ActorSpec(name="b", create=lambda: Asks(log, "b"), accepts=(Do,), restart=FAST))
+        if where == "finally":
+            system.tell("b", Do())
+            await asyncio.sleep(0)
+        system.tell("b" if where == "started" else "a", Do(what="crash"))
+        await asked.wait()
+    assert told == [where]
+
+
+@pytest.mark.asyncio
+async def test_a_crash_while_the_system_closes_is_told_to_who_waits() -> None:
+    log: list[str] = []
+    gate = asyncio.Event()
+    told: list[HostWeightsError] = []
+
+    async def forward(message: Do, context: Context) -> None:
+        await gate.wait()
+        context.tell("a", Do(what="crash"))
+        try:
+            await context.ask("a", Do())
+        except HostWeightsError as found:
+            told.append(found)
+
+    async with ActorSystem(shutdown_s=float("inf")) as system:
+        await system.start(ActorSpec(name="a", create=lambda: Counted(log, "a"), accepts=(Do,), restart=FAST))
+        await system.start(ActorSpec(name="b", create=lambda: Counted(log, "b", forward), accepts=(Do,)))
+        system.tell("b", Do())
+        asyncio.get_running_loop().call_soon(gate.set)
+    assert [type(found) for found in told] == [ActorStopped]
 
 
 class Faulty(Counted):

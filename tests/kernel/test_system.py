@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context
+from hostweights.actors.kernel.blocking import Job, WorkerPool
 from hostweights.actors.kernel.journal_file import JournalReader
 from hostweights.messages.base import Message
 from hostweights.messages.budget import Budget
@@ -139,6 +140,43 @@ async def test_closing_without_drain_waits_for_sections_and_blocking_work() -> N
         assert sorted(trace) == ["blocking", "critical"]
         assert all(isinstance(answer, ActorStopped) for answer in answers)
     assert not [thread for thread in threading.enumerate() if "worker" in thread.name]
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_close_closes_the_journal_all_the_same(tmp_path: Path) -> None:
+    written, before = threading.Event(), set(threading.enumerate())
+    system = await ActorSystem(tmp_path / "run.journal").__aenter__()
+    system._journal_pool.submit(Job(written.wait))  # a flush to a slow disk
+    closing = asyncio.create_task(system.close())
+    while not system._finishing:
+        await asyncio.sleep(0)
+    closing.cancel()
+    await settle()
+    assert not closing.done()
+    written.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert set(threading.enumerate()) <= before, "the writer's thread has ended, and with it its file is closed"
+    await system.close()
+
+
+@pytest.mark.asyncio
+async def test_a_close_that_is_cancelled_at_its_end_leaves_no_later_one_waiting(tmp_path: Path) -> None:
+    ending = asyncio.Event()
+
+    class Told(WorkerPool):
+        async def close(self) -> None:
+            ending.set()
+            await super().close()
+
+    system = await ActorSystem(tmp_path / "run.journal", pool=Told).__aenter__()
+    closing = asyncio.create_task(system.close())
+    await ending.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not system._journal_pool._threads, "all joined"
+    await system.close()
 
 
 @pytest.mark.asyncio
@@ -287,6 +325,40 @@ def test_a_loop_that_goes_down_with_the_system_open_leaves_nothing_behind(loop: 
 
     run_on(loop, main())
     assert ended == ["a"]
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+@pytest.mark.parametrize("beside", [False, True], ids=["serial", "concurrent"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at-once"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_handler_that_ends_the_program_leaves_nobody_waiting(
+    loop: str, at_once: bool, beside: bool, raised: BaseException
+) -> None:
+    """Its asker is told before the loop is gone, and so the loop can go."""
+    ended: list[BaseException] = []
+
+    async def leave(message: Do, context: Context) -> Message | None:
+        if not at_once:
+            await asyncio.sleep(0)
+        raise raised
+
+    async def wait(system: ActorSystem) -> None:
+        try:
+            await system.ask("a", Do())
+        except BaseException as found:
+            ended.append(found)
+            raise
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            concurrent = (Do,) if beside else ()
+            spec = ActorSpec(name="a", create=lambda: Scripted(leave), accepts=(Do,), concurrent=concurrent)
+            await system.start(spec)
+            await wait(system)
+
+    with pytest.raises(type(raised)):
+        run_on(loop, main())
+    assert len(ended) == 1
 
 
 _OPEN = """
