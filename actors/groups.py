@@ -31,6 +31,15 @@ class WeightGroup:
     join_s: float = 300.0
     choose: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise HostWeightsError(invalid_config) unless ``ranks`` are the group's, in its order."""
+        if self.group is None:
+            return
+        found = _ranks(self.group)
+        if tuple(self.ranks) != found:
+            text = f"the ranks are {self.ranks} and those of the group {found}: use WeightGroup.of_group"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
+
     @classmethod
     def of_topology(cls, topology: Topology, rank: int) -> Self:
         """The data parallel ranks of ``rank``, else its sequence parallel ones, never tensor parallel ones.
@@ -60,5 +69,9 @@ class WeightGroup:
 
 
 def _ranks(group: ProcessGroup) -> tuple[int, ...]:
-    found: Sequence[int] = dist.get_process_group_ranks(group)
+    try:
+        found: Sequence[int] = dist.get_process_group_ranks(group)
+    except (KeyError, TypeError) as wrong:
+        text = f"{group!r} is no process group of torch.distributed"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text) from wrong
     return tuple(found)
