@@ -454,7 +454,11 @@ class Attachment:
         events a block. Raises HostWeightsError: unsupported if a recording is under way, not_attached.
         """
         recording = self._assembly.resources.attachments.get(self.info.attachment_id).streamer.record()
-        timeline = recording.__enter__()
+        timeline = await in_own_thread(
+            "hostweights-record",
+            lambda _: recording.__enter__(),  # it may wait for a forward that waits for other ranks
+            lambda _: recording.__exit__(None, None, None),
+        )
         try:
             yield timeline
         finally:

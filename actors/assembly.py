@@ -122,7 +122,7 @@ class Assembly:
                 name=TRANSPORT,
                 create=partial(TransportActor, DevicesOnDemand(resources)),
                 accepts=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
-                concurrent=(Attach, Detach, Forget, Rebase, ReleaseResident),
+                concurrent=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident),
                 concurrency_limit=limit,
                 undelivered=_take_back,
                 mailbox_limit=limit,

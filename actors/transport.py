@@ -57,7 +57,7 @@ class DevicePort(Protocol):
         ...
 
     def announce(self, effect: AnnounceModel) -> Announced:
-        """Tell the ring how many forwards follow."""
+        """Tell the ring how many forwards follow; may wait for a forward that waits for other ranks."""
         ...
 
     def release(self, effect: ReleaseModelResident) -> ResidentReleased:
@@ -65,7 +65,7 @@ class DevicePort(Protocol):
         ...
 
     def read(self, effect: ReadModelRing) -> Ring:
-        """Counters."""
+        """Counters; may wait for a forward that waits for other ranks."""
         ...
 
     def attachments(self) -> Attachments:
@@ -137,11 +137,11 @@ class TransportActor:
             case RebaseModel():
                 return await context.blocking(lambda budget: port.rebase(effect, budget))
             case AnnounceModel():
-                return port.announce(effect)
+                return await context.blocking(lambda _: port.announce(effect))
             case ReleaseModelResident():
                 return await context.blocking(lambda _: port.release(effect))
             case ReadModelRing():
-                return port.read(effect)
+                return await context.blocking(lambda _: port.read(effect))
             case _:
                 raise AssertionError(type(effect))
 

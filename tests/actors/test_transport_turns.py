@@ -18,6 +18,9 @@ from hostweights.actors.transport import TransportActor
 from hostweights.messages.budget import Budget
 from hostweights.messages.config import Config
 from hostweights.messages.transport import (
+    Announced,
+    AnnounceForwards,
+    AnnounceModel,
     Attach,
     Attached,
     AttachModel,
@@ -30,12 +33,15 @@ from hostweights.messages.transport import (
     Forgotten,
     GatherPolicy,
     ListAttachments,
+    ReadModelRing,
+    ReadRing,
     Rebase,
     Rebased,
     RebaseModel,
     ReleaseModelResident,
     ReleaseResident,
     ResidentReleased,
+    Ring,
 )
 
 pytestmark = pytest.mark.asyncio
@@ -69,6 +75,16 @@ class HeldDevices(FakeDevices):
     def detach(self, effect: DetachModel) -> Detached:
         self.begun.append(f"detach {effect.attachment_id}")
         return super().detach(effect)
+
+    def announce(self, effect: AnnounceModel) -> Announced:
+        self.begun.append(f"announce {effect.attachment_id}")
+        self.go.wait(10.0)
+        return super().announce(effect)
+
+    def read(self, effect: ReadModelRing) -> Ring:
+        self.begun.append(f"read {effect.attachment_id}")
+        self.go.wait(10.0)
+        return super().read(effect)
 
     def release(self, effect: ReleaseModelResident) -> ResidentReleased:
         self.begun.append(f"release {effect.attachment_id}")
@@ -120,6 +136,19 @@ async def test_D1_attaches_that_meet_other_ranks_come_in_their_order_and_hold_up
         await first
         await second
         assert devices.begun == ["slow", "alone", "second"]
+
+
+async def test_D1_counters_that_wait_for_other_ranks_hold_up_neither_the_loop_nor_the_transport() -> None:
+    devices = HeldDevices()
+    async with transport(devices) as system:
+        await system.ask(TRANSPORT, attach("model"))
+        asked = (ReadRing(attachment_id="to-model"), AnnounceForwards(attachment_id="to-model", forwards=1))
+        asking = [asyncio.create_task(system.ask(TRANSPORT, each)) for each in asked]
+        await begun(system, devices, "read to-model")
+        await begun(system, devices, "announce to-model")
+        assert not any(each.done() for each in asking)
+        devices.go.set()
+        await asyncio.gather(*asking)
 
 
 async def test_D1_what_changes_one_model_comes_in_the_order_of_the_messages() -> None:
