@@ -18,6 +18,7 @@ class WeightGroup:
     """The ranks, the engine's process group for them if it has one, and how long ranks wait for each other.
 
     ``choose``: the ranks measure whether gathering or whole blocks, copied by each rank alone, make forwards faster.
+    When the copy of a whole block fails on one rank alone, it is whole blocks for all of them until they attach again.
     Other waits and choices than the usual: ``dataclasses.replace``.
 
     ``group`` is used as it is and stays the engine's, who keeps it while a model is attached; its backend must serve
