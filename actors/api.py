@@ -272,13 +272,7 @@ class HostWeights:
             ),
             f"; backings are {', '.join(BackingChoice)}",
         )
-        groups = self._assembly.resources.groups
-        if gather is not None and gather.group is not None:
-            groups.put(attachment_id, gather.group)
-        try:
-            attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
-        finally:
-            groups.pop(attachment_id)
+        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:

@@ -15,15 +15,15 @@ from ..messages.transport import GatherPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGroup:
-    """The ranks, the engine's process group for them if it has one, and how long ranks wait for each other.
+    """The ranks, the engine's process group whose ranks they are, if it has one, and how long they wait for each other.
 
     ``choose``: the ranks measure whether gathering or whole blocks, copied by each rank alone, make forwards faster.
     When the copy of a whole block fails on one rank alone, it is whole blocks for all of them until they attach again.
     Other waits and choices than the usual: ``dataclasses.replace``.
 
-    ``group`` is used as it is and stays the engine's, who keeps it while a model is attached; its backend must serve
-    the device. When a rank is lost, a group on a GPU is aborted: its kernels would wait for that rank for ever.
-    With None, what the device needs is made at the attach and destroyed at the detach.
+    ``group`` only says who they are, in its order, and stays the engine's, who may use it as it likes while a model is
+    attached. Blocks travel over connections of their own, on GPUs by a communicator of their own (NCCL), which the
+    attach makes and the detach, or the loss of a rank, ends.
     """
 
     ranks: tuple[int, ...]

@@ -67,7 +67,7 @@ class Rank:
         slot = torch.empty(cut.padded_bytes, dtype=torch.uint8, device=self.device)
         part = torch.zeros(cut.part_bytes, dtype=torch.uint8, device=self.device)
         ranks = RankGroup.join(range(self.world), name="limits")
-        collective = open_collective(ranks, None, torch.device(self.device), 60.0)
+        collective = open_collective(ranks, torch.device(self.device), 60.0)
         taken: list[float] = []
         for _ in range(12):
             dist.barrier()
