@@ -40,7 +40,7 @@ from ..messages.transport import (
     Ring,
     RingStats,
 )
-from .arguments import check_group, checked_message
+from .arguments import checked_group, checked_message
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .consensus import Agreement
 from .kernel.blocking import in_own_thread
@@ -138,13 +138,13 @@ class HostWeights:
         this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
         terminal failure of the resolution.
         """
-        check_group("together", together)
+        policy = checked_group("together", together)
         model_id, lease_id = _new_id("model"), _new_id("lease")
         mode = self._config.mode if mode is None else checked_mode(mode)
         check_remote(self._config, mode)
         entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
-        if together is not None and len(together.ranks) > 1 and mode is not Mode.DISABLED:
-            entry.agreement = Agreement(together.ranks, together.join_s)
+        if policy is not None and len(policy.ranks) > 1 and mode is not Mode.DISABLED:
+            entry.agreement = Agreement(policy.ranks, policy.join_s)
         self._assembly.resources.models.put(model_id, entry)
         request = Resolve(
             model_id=model_id,
@@ -255,7 +255,7 @@ class HostWeights:
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
         self._refuse_unloading(model)
-        check_group("gather", gather)
+        policy = checked_group("gather", gather)
         attachment_id = _new_id("attachment")
         request = checked_message(
             Attach(
@@ -268,17 +268,11 @@ class HostWeights:
                 registration=registration,
                 on_demand=tuple(on_demand),
                 slot_limit_bytes=slot_limit_bytes,
-                gather=None if gather is None else gather.policy,
+                gather=policy,
             ),
             f"; backings are {', '.join(BackingChoice)}",
         )
-        groups = self._assembly.resources.groups
-        if gather is not None and gather.group is not None:
-            groups.put(attachment_id, gather.group)
-        try:
-            attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
-        finally:
-            groups.pop(attachment_id)
+        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:
@@ -457,7 +451,11 @@ class Attachment:
         events a block. Raises HostWeightsError: unsupported if a recording is under way, not_attached.
         """
         recording = self._assembly.resources.attachments.get(self.info.attachment_id).streamer.record()
-        timeline = recording.__enter__()
+        timeline = await in_own_thread(
+            "hostweights-record",
+            lambda _: recording.__enter__(),  # it may wait for a forward that waits for other ranks
+            lambda _: recording.__exit__(None, None, None),
+        )
         try:
             yield timeline
         finally:

@@ -15,14 +15,15 @@ from ..messages.transport import GatherPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGroup:
-    """The ranks, the engine's process group for them if it has one, and how long ranks wait for each other.
+    """The ranks, the engine's process group whose ranks they are, if it has one, and how long they wait for each other.
 
     ``choose``: the ranks measure whether gathering or whole blocks, copied by each rank alone, make forwards faster.
+    When the copy of a whole block fails on one rank alone, it is whole blocks for all of them until they attach again.
     Other waits and choices than the usual: ``dataclasses.replace``.
 
-    ``group`` is used as it is and stays the engine's, who keeps it while a model is attached; its backend must serve
-    the device. When a rank is lost, a group on a GPU is aborted: its kernels would wait for that rank for ever.
-    With None, what the device needs is made at the attach and destroyed at the detach.
+    ``group`` only says who they are, in its order, and stays the engine's, who may use it as it likes while a model is
+    attached. Blocks travel over connections of their own, on GPUs by a communicator of their own (NCCL), which the
+    attach makes and the detach, or the loss of a rank, ends.
     """
 
     ranks: tuple[int, ...]
@@ -30,6 +31,15 @@ class WeightGroup:
     deadline_s: float = 60.0
     join_s: float = 300.0
     choose: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise HostWeightsError(invalid_config) unless ``ranks`` are the group's, in its order."""
+        if self.group is None:
+            return
+        found = _ranks(self.group)
+        if tuple(self.ranks) != found:
+            text = f"the ranks are {self.ranks} and those of the group {found}: use WeightGroup.of_group"
+            raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text)
 
     @classmethod
     def of_topology(cls, topology: Topology, rank: int) -> Self:
@@ -60,5 +70,9 @@ class WeightGroup:
 
 
 def _ranks(group: ProcessGroup) -> tuple[int, ...]:
-    found: Sequence[int] = dist.get_process_group_ranks(group)
+    try:
+        found: Sequence[int] = dist.get_process_group_ranks(group)
+    except (KeyError, TypeError) as wrong:
+        text = f"{group!r} is no process group of torch.distributed"
+        raise error(Stage.CONFIGURATION, Code.INVALID_CONFIG, text) from wrong
     return tuple(found)

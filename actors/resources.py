@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # it holds what others make, and needs the code of none of th
     from pathlib import Path
 
     import torch
-    from torch.distributed import ProcessGroup
 
     from ..dlo.contract import Device
     from ..dlo.discovery import BlockMap
@@ -203,13 +202,12 @@ class AttachmentEntry(Struct):
 
 
 class Resources(Struct):
-    """The tables of one HostWeights; ``groups`` holds the engine's process groups for attaches under way, by theirs."""
+    """The tables of one HostWeights."""
 
     models: Table[ModelEntry] = field(default_factory=lambda: Table("model", Code.MODEL_UNKNOWN))
     leases: Table[LeaseEntry] = field(default_factory=lambda: Table("lease", Code.LEASE_UNKNOWN))
     producers: Table[Producer] = field(default_factory=lambda: Table("producer", Code.PRODUCER_FAILED))
     attachments: Table[AttachmentEntry] = field(default_factory=lambda: Table("attachment", Code.NOT_ATTACHED))
-    groups: Table[ProcessGroup] = field(default_factory=lambda: Table("process group", Code.INVALID_CONFIG))
 
     def forget_model(self, model_id: str) -> str | None:
         """Drop a model and its checkpoint producer, and let its lease go; returns the lease's id if it had one.

@@ -55,7 +55,7 @@ class DevicePort(Protocol):
         ...
 
     def announce(self, effect: AnnounceModel) -> Announced:
-        """Tell the ring how many forwards follow."""
+        """Tell the ring how many forwards follow; may wait for a forward that waits for other ranks."""
         ...
 
     def release(self, effect: ReleaseModelResident) -> ResidentReleased:
@@ -63,7 +63,7 @@ class DevicePort(Protocol):
         ...
 
     def read(self, effect: ReadModelRing) -> Ring:
-        """Counters."""
+        """Counters; may wait for a forward that waits for other ranks."""
         ...
 
     def attachments(self) -> Attachments:

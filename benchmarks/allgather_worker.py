@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.stream_model import Shape, Transformer, sample
-from benchmarks.stream_timing import Timing, link_bytes_per_s, mapped_bytes, measure, settle
+from benchmarks.stream_timing import Timing, link_together_bytes_per_s, mapped_bytes, measure, settle
 from hostweights import (
     Config,
     HostWeightsError,
@@ -61,13 +61,12 @@ class Rank:
 
     def limits(self) -> None:
         """The link with all ranks at once, and the gather of one block alone."""
-        dist.barrier()
-        self.say("link", bytes_per_s=link_bytes_per_s(self.device))
+        self.say("link", bytes_per_s=link_together_bytes_per_s(self.device, dist.barrier))
         cut = Cut(self.shape.block_bytes, self.world)
         slot = torch.empty(cut.padded_bytes, dtype=torch.uint8, device=self.device)
         part = torch.zeros(cut.part_bytes, dtype=torch.uint8, device=self.device)
         ranks = RankGroup.join(range(self.world), name="limits")
-        collective = open_collective(ranks, None, torch.device(self.device), 60.0)
+        collective = open_collective(ranks, torch.device(self.device), 60.0)
         taken: list[float] = []
         for _ in range(12):
             dist.barrier()

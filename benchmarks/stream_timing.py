@@ -63,15 +63,30 @@ def link_bytes_per_s(device: str, size_bytes: int = 1 << 30) -> float:
         return 5e9
     source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-    best_s = min(_copy_s(source, target) for _ in range(5))
+    best_s = min(_copies_s(source, target, 1) for _ in range(5))
     return size_bytes / best_s
 
 
-def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
-    torch.cuda.synchronize()
+def link_together_bytes_per_s(device: str, barrier: Callable[[], object], copies: int = 4, rounds: int = 16) -> float:
+    """The link while all ranks use theirs: the median of ``rounds`` of ``copies`` in a row out of pinned memory.
+
+    ``barrier`` returns once all ranks call it, with their memory pinned: that takes each another time. On the cpu less
+    is copied, within its memory.
+    """
+    size_bytes = 1 << 24 if device == "cpu" else 1 << 30
+    source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device != "cpu")
+    target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    _copies_s(source, target, 1)
+    barrier()
+    return copies * size_bytes / statistics.median(_copies_s(source, target, copies) for _ in range(rounds))
+
+
+def _copies_s(source: torch.Tensor, target: torch.Tensor, copies: int) -> float:
+    settle(target.device.type)
     began_s = time.perf_counter()
-    target.copy_(source, non_blocking=True)
-    torch.cuda.synchronize()
+    for _ in range(copies):
+        target.copy_(source, non_blocking=True)
+    settle(target.device.type)
     return time.perf_counter() - began_s
 
 

@@ -38,7 +38,8 @@ class RingDriver:
     """The ring of one attached model. Safe to call from any thread.
 
     ``enter`` and ``leave`` are the hot path; a thread waits for a copy without holding the lock, so ``stats``,
-    ``announce`` and ``rebase`` never wait for one.
+    ``announce`` and ``rebase`` never wait for one. They may wait for other ranks where those choose together how blocks
+    travel: the order of the copies is theirs in common.
     """
 
     def __init__(

@@ -34,8 +34,9 @@ class Transfer(Protocol):
     def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
         """Start a copy into ``slot`` once every event of ``after`` has passed; returns the event of its end.
 
-        Copies end in the order they were issued. Does not block; the event raises what went wrong on the way.
-        ``began`` is given an event of the copy's begin, for timelines.
+        Copies end in the order they were issued. Does not block, except for other ranks where those choose together how
+        blocks travel; the event raises what went wrong on the way. ``began`` is given an event of the copy's begin, for
+        timelines.
         """
         ...
 

@@ -177,7 +177,7 @@ class WorkerPool:
 
 
 async def run_blocking(
-    pool: WorkerPool, budget: CallBudget, call: Callable[[Budget], T], undo: Callable[[T], None] | None
+    pool: WorkerPool, budget: CallBudget, call: Callable[[Budget], T], undo: Callable[[T], object] | None
 ) -> T:
     """Run ``call(budget)`` in the pool and return when it has ended, cancelled or not.
 
@@ -212,16 +212,16 @@ async def run_to_its_end(pool: WorkerPool, call: Callable[[], None]) -> None:
     job.result()
 
 
-async def in_own_thread(name: str, call: Callable[[Budget], T]) -> T:
-    """Run a call that may block in a thread made for it, and wait for both to end, cancelled or not."""
+async def in_own_thread(name: str, call: Callable[[Budget], T], undo: Callable[[T], object] | None = None) -> T:
+    """``run_blocking`` in a thread made for this call; waits for both to end, cancelled or not."""
     pool = WorkerPool(name, 1, asyncio.get_running_loop())
     try:
-        return await run_blocking(pool, CallBudget(None), call, None)
+        return await run_blocking(pool, CallBudget(None), call, undo)
     finally:
         await pool.close()
 
 
-async def _undo(pool: WorkerPool, undo: Callable[[T], None], result: T) -> None:
+async def _undo(pool: WorkerPool, undo: Callable[[T], object], result: T) -> None:
     job = Job(lambda: undo(result))
     pool.submit(job)
     await _outlast(job)

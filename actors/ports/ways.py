@@ -7,10 +7,9 @@ from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
 from ...messages.budget import Budget
 from ...messages.transport import Attach
-from ..resources import Resources
 
 
-def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way, Callable[[], None]]:
+def open_way(request: Attach, budget: Budget) -> tuple[Way, Callable[[], None]]:
     """The way of an attach, and what ends it after the detach; meets the other ranks if there are any.
 
     Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config.
@@ -21,7 +20,7 @@ def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way
     left_s = budget.remaining_s()
     join_s = policy.join_s if left_s is None else max(min(policy.join_s, left_s), 0.001)
     ranks = RankGroup.join(policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=join_s)
-    way = Gathering(ranks, resources.groups.find(request.attachment_id), join_s=join_s, choose=policy.choose)
+    way = Gathering(ranks, join_s=join_s, choose=policy.choose)
     return way, way.close
 
 

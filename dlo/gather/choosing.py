@@ -4,11 +4,13 @@ import logging
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import torch
 
 from ...messages.transport import GatheringInfo, RegistrationInfo
 from ..contract import Device, Event, Stream
+from ..slots import FailedEvent
 from ..transfer import Ended, Marker, Transfer, settle
 from .choice import Choice, Mode
 from .session import Session
@@ -35,7 +37,9 @@ class Rounds:
     """The rounds of an attached model, whatever its backings: ranks may move to new ones at different moments.
 
     The times of a round travel while the next one runs, and count from the one after that: nobody waits for them, and
-    all ranks change over at the same block.
+    all ranks change over at the same block. Gathers begin only once it is known of every rank-local round that no copy
+    of it failed: that concerns one rank's forward alone, and sets its later blocks apart from the others'. After such a
+    failure blocks travel rank-local for good.
     """
 
     def __init__(self, device: Device, gathers: Stream, session: Session, blocks: int) -> None:
@@ -47,6 +51,7 @@ class Rounds:
         self._round = _Round(self._choice.mode, steady=False)
         self._last: _Round | None = None
         self._before: Event | None = None  # the last block's end in the mode that was left, until one waited for it
+        self._apart = False  # the ranks are out of step for good: nothing is exchanged any more
 
     @property
     def mode(self) -> Mode:
@@ -58,20 +63,21 @@ class Rounds:
 
         The modes write slots on different streams: a copy that nobody wants any more may be on its way into the slot.
         """
-        if len(self._round.ends) == self._blocks:
+        if len(self._round.ends) == self._blocks and not self._apart:
             self._turn(steady=registration is None or registration.state != "running")
         return () if self._before is None else (Ended(self._before),)
 
     def issued(self, end: Event) -> None:
-        """The block was issued, and ``end`` is when it is there."""
+        """The block was issued, and ``end`` is when it is there, or its failure."""
         self._before = None
-        self._round.ends.append(end)
+        if not self._apart:
+            self._round.ends.append(end)
 
     def info(self) -> GatheringInfo:
         """What was measured and decided."""
         return GatheringInfo(
             mode=self._round.mode.value,
-            settled=self._choice.settled,
+            settled=self._choice.settled or self._apart,
             gathered_block_s=self._choice.seconds(Mode.GATHERED),
             local_block_s=self._choice.seconds(Mode.LOCAL),
         )
@@ -84,8 +90,9 @@ class Rounds:
     def _turn(self, *, steady: bool) -> None:
         """A round is over: take in the one before, whose time all ranks know by now, and send this one's."""
         last, done = self._last, self._round
-        if last is not None and last.agreed is not None:
-            last.agreed.synchronize()
+        if last is not None and self._parted(last):
+            return
+        if last is not None:
             was_settled = self._choice.settled
             self._choice.round(last.mode, last.block_s)
             if self._choice.settled and not was_settled:
@@ -97,23 +104,45 @@ class Rounds:
         done.agreed = self._gathers.record()
         self._last = done
         self._round = _Round(self._choice.mode, steady=steady)
+        if done.mode is Mode.LOCAL and self._round.mode is Mode.GATHERED:
+            self._parted(done)
+
+    def _parted(self, done: _Round) -> bool:
+        """Wait until all ranks know the round's time; whether they are apart since."""
+        assert done.agreed is not None
+        done.agreed.synchronize()
+        if done.block_s == inf:
+            self._apart = True
+            self._round = _Round(Mode.LOCAL, steady=False)
+            _LOG.warning("a copy failed on one rank alone: blocks travel rank-local until all ranks attach again")
+        return self._apart
 
     def _agree(self, done: _Round) -> None:
         """The slowest rank's time is everybody's."""
-        measured_s = self._measure(done.ends)
-        found = self._session.slowest(measured_s if done.steady else None)
-        done.block_s = found
+        came = all(_came(event) for event in done.ends)
+        if came:
+            measured_s = self._measure(done.ends) if done.steady else None
+        else:
+            measured_s = inf if done.mode is Mode.LOCAL else None  # a gather fails on all ranks alike
+        done.block_s = self._session.slowest(measured_s)
         done.ends = []
 
     def _measure(self, ends: Sequence[Event]) -> float | None:
         """Seconds from one block to the next, the usual ones: pauses between forwards do not count."""
-        for event in ends:
-            settle(event)
         try:
             gaps = [self._device.elapsed_s(first, second) for first, second in pairwise(ends)]
-        except Exception:  # noqa: BLE001 - a copy failed, which the forward is told; its time means nothing
+        except Exception:  # noqa: BLE001 - the device failed, which the forward is told; its time means nothing
             return None
         return statistics.median(gaps) if gaps else None
+
+
+def _came(end: Event) -> bool:
+    """Wait for a block; whether it is there."""
+    try:
+        end.synchronize()
+    except Exception:  # noqa: BLE001 - the forward that wants the block is told
+        return False
+    return True
 
 
 class ChoosingTransfer:
@@ -130,9 +159,13 @@ class ChoosingTransfer:
         return self._now.ahead
 
     def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> Event:
-        """By the mode of the round."""
+        """By the mode of the round; after its last block this may wait for the other ranks."""
         before = self._rounds.next(self._whole.registration())
-        event = self._now.issue(block, slot, (*after, *before), began)
+        try:
+            event = self._now.issue(block, slot, (*after, *before), began)
+        except Exception as refused:
+            self._rounds.issued(FailedEvent(refused))
+            raise
         self._rounds.issued(event)
         return event
 

@@ -44,7 +44,7 @@ class Collective(Protocol):
         ...
 
     def close(self) -> None:
-        """End what this object made itself. Idempotent."""
+        """End what this object made. Idempotent."""
         ...
 
 
@@ -66,14 +66,14 @@ class DeviceCollective:
     """Over a process group of the device's own kind (NCCL), on a stream of its own beside copies and compute.
 
     Who waits for a collective watches it and aborts the communicator at the deadline: a kernel that waits for a lost
-    rank would otherwise keep the device for ever. ``made`` groups are ended by ``close``, given ones are not.
+    rank would otherwise keep the device for ever. ``group`` belongs to this object, and nothing else may use it: the
+    order of its collectives is that of the gathers, on all ranks.
     """
 
-    def __init__(self, ranks: RankGroup, group: DeviceGroup, device: torch.device, *, made: bool) -> None:
+    def __init__(self, ranks: RankGroup, group: DeviceGroup, device: torch.device) -> None:
         self._ranks = ranks
         self._group: DeviceGroup | None = group
         self._device = device
-        self._made = made
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
 
     def start(self, slot: torch.Tensor, part: torch.Tensor, what: str) -> Callable[[], None]:
@@ -92,10 +92,8 @@ class DeviceCollective:
         self._launch(slot, part, "the first collective", deadline_s)()
 
     def close(self) -> None:
-        """End the communicator if it was made here."""
-        group, self._group = self._group, None
-        if group is not None and self._made:
-            group.abort()
+        """End the communicator."""
+        self._abort()
 
     def _launch(self, slot: torch.Tensor, part: torch.Tensor, what: str, deadline_s: float) -> Callable[[], None]:
         self._ranks.require_whole()
@@ -134,20 +132,17 @@ class DeviceCollective:
         return self._ranks.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=ranks, lost=lost))
 
     def _abort(self) -> None:
-        """Free the device from a kernel that waits for a lost rank; the group cannot be used any more."""
+        """Also frees the device from a kernel that waits for a lost rank; the group cannot be used any more."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
 
 
-def open_collective(
-    ranks: RankGroup, given: "dist.ProcessGroup | None", device: torch.device, join_s: float
-) -> Collective:
-    """What gathers into memory of ``device``: gloo for the cpu, else the given group or one that is made here."""
+def open_collective(ranks: RankGroup, device: torch.device, join_s: float) -> Collective:
+    """What gathers into memory of ``device``: gloo for the cpu, else a communicator that is made here."""
     if device.type == "cpu":
         return HostCollective(ranks)
-    group: DeviceGroup = _make_group(ranks) if given is None else given
-    collective = DeviceCollective(ranks, group, device, made=given is None)
+    collective = DeviceCollective(ranks, _make_group(ranks), device)
     collective.warm(join_s)
     return collective
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -16,6 +17,8 @@ from .ranks import RankGroup
 
 TIMES: Final = -1
 """Stands for a block where ranks exchange how long blocks took."""
+ENDLESS: Final = -2
+"""Stands for an infinite time; -1 for none."""
 
 
 class Session:
@@ -68,12 +71,17 @@ class Session:
         return self._collective.start(slot, part, f"block {name!r}") if slot.numel() else None
 
     def slowest(self, seconds: float | None) -> float | None:
-        """The longest of all ranks' times, in the same place of the order on all; None if one rank has none."""
-        nanoseconds = -1 if seconds is None else round(seconds * 1e9)
+        """The longest of all ranks' times, in the same place of the order on all; None if one rank has none.
+
+        Infinite if it is for one rank, which says so by a number that is no time either.
+        """
+        nanoseconds = -1 if seconds is None else ENDLESS if seconds == inf else round(seconds * 1e9)
         rows = self._ranks.exchange([self._count, TIMES, nanoseconds], "the times of the ranks")
         self._count += 1
         self._check_order(rows)
         found = [row[2] for row in rows]
+        if ENDLESS in found:
+            return inf
         return None if min(found) < 0 else max(found) / 1e9
 
     def _check_order(self, rows: Sequence[tuple[int, ...]]) -> None:

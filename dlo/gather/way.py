@@ -1,7 +1,6 @@
 """Gathering as a way for blocks to travel: opened on all ranks of a group together."""
 
 import torch
-import torch.distributed as dist
 
 from ...messages.failure import Code, Stage, error
 from ...messages.transport import GatheringInfo, RegistrationPolicy
@@ -20,22 +19,19 @@ from .transfer import GatherTransfer, Lanes
 class Gathering:
     """Implements ``Way`` for one attached model over ``ranks``, which nothing else may use meanwhile.
 
-    ``group`` is the engine's process group for the device's collectives; None makes one where one is needed. A group of
-    one rank gathers nothing: its blocks travel rank by rank. ``close`` after the detach: it leaves ``ranks`` and
-    destroys what was made here. With ``choose`` the ranks measure whether whole blocks come sooner, and go by that.
+    A group of one rank gathers nothing: its blocks travel rank by rank. ``close`` after the detach: it leaves ``ranks``
+    and destroys what was made here. With ``choose`` the ranks measure whether whole blocks come sooner, and go by that.
     """
 
     def __init__(
         self,
         ranks: RankGroup,
-        group: "dist.ProcessGroup | None" = None,
         *,
         join_s: float = JOIN_S,
         choose: bool = False,
     ) -> None:
         self._ranks = ranks
         self._choose = choose
-        self._given = group
         self._join_s = join_s
         self._collective: Collective | None = None
         self._session: Session | None = None
@@ -107,5 +103,5 @@ class Gathering:
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)
         self._lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
         with torch.inference_mode(mode=False):
-            self._collective = open_collective(self._ranks, self._given, device.torch_device, self._join_s)
+            self._collective = open_collective(self._ranks, device.torch_device, self._join_s)
             self._session = open_session(self._ranks, self._collective, backing.blocks, self._join_s)

@@ -5,6 +5,7 @@ import copy
 import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import pytest
@@ -20,6 +21,7 @@ from hostweights import (
     ModelRecord,
     ProductionPolicy,
     RuntimePolicy,
+    WeightGroup,
     open_sync,
 )
 from hostweights.actors.ports.devices import LocalDevices
@@ -461,6 +463,42 @@ class ReleasingBudget(PlainBudget):
         self._looks += 1
         if self._looks > 1:
             self._release.set()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"join_s": None}, "Expected `float`, got"),
+        ({"join_s": "5"}, "Expected `float`, got `str`"),
+        ({"join_s": math.nan}, "Expected `float` > 0.0"),
+        ({"join_s": math.inf}, "join_s of .* is inf, expected at most"),
+        ({"deadline_s": math.inf}, "deadline_s of .* is inf, expected at most"),
+        ({"deadline_s": -1.0}, "Expected `float` > 0.0"),
+        ({"ranks": 5}, "Expected `array`, got `int`"),
+        ({"ranks": ()}, "Expected `array` of length >= 1"),
+        ({"ranks": ("0", "1")}, "Expected `int`, got `str`"),
+        ({"ranks": (0, 0)}, r"has the ranks \[0, 0\], expected each rank once"),
+        ({"ranks": (object(), 1)}, "is not what it must be"),
+    ],
+)
+async def test_C4_a_group_that_is_none_is_refused_by_loads_and_attaches_before_an_actor_hears_of_it(
+    tmp_path: Path, wrong: dict[str, Any], said: str
+) -> None:
+    source = make_checkpoint(tmp_path)
+    fields: dict[str, Any] = {"ranks": (0, 1), "join_s": 1.0, "deadline_s": 1.0}
+    group = WeightGroup(**fields | wrong)
+    async with HostWeights(config(tmp_path)) as host:
+        with pytest.raises(HostWeightsError, match=said) as caught:
+            await host.load(factory(), source, together=group)
+        assert caught.value.code is Code.INVALID_CONFIG
+        assert "together" in str(caught.value)
+        model = await host.load(factory(), source)
+        with pytest.raises(HostWeightsError, match=said) as caught:
+            await host.attach(model, gather=group)
+        assert caught.value.code is Code.INVALID_CONFIG
+        assert "gather" in str(caught.value)
+        await host.attach(model)
+        assert torch.equal(run(model.module), plain(source))
 
 
 async def test_A13_a_producer_never_holds_a_slot_of_a_block_that_is_called_by_itself(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from hostweights.messages.budget import Budget
 from hostweights.messages.config import Config
 from hostweights.messages.registry import AnyMessage
 from hostweights.messages.transport import (
+    Announced,
+    AnnounceForwards,
+    AnnounceModel,
     Attach,
     Attached,
     AttachModel,
@@ -34,12 +37,15 @@ from hostweights.messages.transport import (
     Forgotten,
     GatherPolicy,
     ListAttachments,
+    ReadModelRing,
+    ReadRing,
     Rebase,
     Rebased,
     RebaseModel,
     ReleaseModelResident,
     ReleaseResident,
     ResidentReleased,
+    Ring,
 )
 
 pytestmark = pytest.mark.asyncio
@@ -73,6 +79,16 @@ class HeldDevices(FakeDevices):
     def detach(self, effect: DetachModel) -> Detached:
         self.begun.append(f"detach {effect.attachment_id}")
         return super().detach(effect)
+
+    def announce(self, effect: AnnounceModel) -> Announced:
+        self.begun.append(f"announce {effect.attachment_id}")
+        self.go.wait(10.0)
+        return super().announce(effect)
+
+    def read(self, effect: ReadModelRing) -> Ring:
+        self.begun.append(f"read {effect.attachment_id}")
+        self.go.wait(10.0)
+        return super().read(effect)
 
     def release(self, effect: ReleaseModelResident) -> ResidentReleased:
         self.begun.append(f"release {effect.attachment_id}")
@@ -159,6 +175,19 @@ async def test_D1_one_that_leaves_the_queue_of_those_that_meet_lets_nobody_past_
         devices.go.set()
         await asyncio.gather(first, third)
         assert devices.begun == ["slow", "third"]
+
+
+async def test_D1_counters_that_wait_for_other_ranks_hold_up_neither_the_loop_nor_the_transport() -> None:
+    devices = HeldDevices()
+    async with transport(devices) as system:
+        await system.ask(TRANSPORT, attach("model"))
+        asked = (ReadRing(attachment_id="to-model"), AnnounceForwards(attachment_id="to-model", forwards=1))
+        asking = [asyncio.create_task(system.ask(TRANSPORT, each)) for each in asked]
+        await begun(system, devices, "read to-model")
+        await begun(system, devices, "announce to-model")
+        assert not any(each.done() for each in asking)
+        devices.go.set()
+        await asyncio.gather(*asking)
 
 
 async def test_D1_what_changes_one_model_comes_in_the_order_of_the_messages() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hostweights import Code, Config, HostWeights, HostWeightsError, Mode, Produ
 from hostweights.actors.ports import devices, models
 from hostweights.dlo import CudaDevice
 from hostweights.hwr.adopt import check_adoptable
+from hostweights.hwr.budget import PlainBudget
 from hostweights.hwr.contract import Lease
 from hostweights.hwr.ownership import Ownership
 from hostweights.hwr.producers import ModelProducer
@@ -198,6 +200,42 @@ async def test_E4_a_timeline_is_recorded_through_the_api(tmp_path: Path, opened:
             async with attachment.record():
                 pass
         assert gone.value.code is Code.NOT_ATTACHED
+
+
+async def test_E4_a_recording_that_waits_for_the_ring_leaves_the_loop_alone_and_can_be_cancelled(
+    tmp_path: Path, opened: list[CudaDevice]
+) -> None:
+    del opened
+    source, resting, go = make_checkpoint(tmp_path), threading.Event(), threading.Event()
+    async with HostWeights(config(tmp_path)) as host:
+        model = await host.load(factory(), source)
+        attachment = await host.attach(model, device="cuda")
+        streamer = host._assembly.resources.attachments.get(attachment.info.attachment_id).streamer
+
+        def rest() -> None:
+            with streamer.at_rest(PlainBudget()):
+                resting.set()
+                go.wait(10.0)
+
+        async def record() -> None:
+            async with attachment.record():
+                await asyncio.Event().wait()
+
+        holding = threading.Thread(target=rest)
+        holding.start()
+        resting.wait(10.0)
+        recording, counters = asyncio.create_task(record()), asyncio.create_task(attachment.stats())
+        await host.memory()
+        assert not recording.done()
+        assert not counters.done()
+        recording.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await recording
+        await counters
+        holding.join()
+        async with attachment.record():  # the cancelled one is over
+            run(model.module)
 
 
 async def test_E4_the_blocking_twin_records_too(tmp_path: Path, opened: list[CudaDevice]) -> None:

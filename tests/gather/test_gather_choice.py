@@ -2,13 +2,20 @@
 
 import random
 import threading
+from collections.abc import Sequence
+from math import inf
+from typing import NoReturn
 
 import pytest
+import torch
 
 from hostweights.dlo import open_device
+from hostweights.dlo.contract import Event
 from hostweights.dlo.gather.choice import MEASURED, Choice, Mode
-from hostweights.dlo.gather.choosing import Rounds
+from hostweights.dlo.gather.choosing import ChoosingTransfer, Rounds
 from hostweights.dlo.gather.session import Session
+from hostweights.dlo.slots import FailedEvent
+from hostweights.dlo.transfer import Marker
 from hostweights.messages.transport import RegistrationInfo
 
 
@@ -91,22 +98,87 @@ def test_C4_one_disturbed_round_decides_nothing() -> None:
 def test_C4_a_slot_is_not_written_in_the_new_mode_while_the_old_one_may_still_write_it() -> None:
     device = open_device("cpu")
     rounds = Rounds(device, device.stream("gathers"), Agreeing(), blocks=2)
-    newest, mode, changes = Passing(), rounds.mode, 0
+    newest, mode, changes = Passing(), rounds.mode, []
     for _ in range(40):
+        if mode is Mode.LOCAL:
+            newest.passed.set()  # a gather begins after the ranks said that all copies came
         before = rounds.next(None)
         assert len(before) == (rounds.mode is not mode)
         for event in before:
-            assert not event.done()
-            changes += 1
+            assert event.done() == (mode is Mode.LOCAL)
+            changes.append(mode)
         mode = rounds.mode
         newest.passed.set()
         assert all(event.done() for event in before)
         newest = Passing()
         rounds.issued(newest)
     newest.passed.set()
-    assert changes
+    assert changes == [Mode.GATHERED, Mode.LOCAL]
     rounds.settle()
     device.close()
+
+
+class Told(Agreeing):
+    """Ranks that are told of this one's failure, and count how often they are asked."""
+
+    rounds = 0
+
+    def slowest(self, seconds: float | None) -> float | None:
+        self.rounds += 1
+        return inf if seconds == inf else 1.0
+
+
+def modes_of(session: Session, bad: int | None) -> list[Mode]:
+    """The mode of each round of two blocks; the second copy of round ``bad`` fails."""
+    device = open_device("cpu")
+    rounds = Rounds(device, device.stream("gathers"), session, blocks=2)
+    modes = []
+    for number in range(20):
+        for failed in (False, number == bad):
+            rounds.next(None)
+            rounds.issued(FailedEvent(OSError("the copy failed")) if failed else device.compute_record())
+        modes.append(rounds.mode)
+    assert rounds.info().settled
+    device.close()
+    return modes
+
+
+def test_C4_after_a_copy_that_failed_on_one_rank_alone_nothing_is_gathered_and_nobody_is_asked() -> None:
+    modes = modes_of(Told(), None)
+    tried = [number for number, mode in enumerate(modes) if mode is Mode.LOCAL]
+    assert len(tried) > MEASURED
+    assert modes[tried[-1] + 1 :]  # gathered again, as the better
+    for bad in tried:
+        session = Told()
+        assert set(modes_of(session, bad)[bad:]) == {Mode.LOCAL}
+        assert session.rounds <= bad + 2
+
+
+class Refusing:
+    """A transfer that can issue nothing."""
+
+    def registration(self) -> None:
+        """Nothing to register."""
+
+    def issue(self, block: int, slot: torch.Tensor, after: Sequence[Event], began: Marker | None = None) -> NoReturn:
+        raise OSError(f"block {block} of {slot.numel()} bytes after {after} and {began}")
+
+
+def test_C4_a_copy_that_could_not_be_issued_counts_as_one_in_the_order_of_all_ranks() -> None:
+    device, session, refusing = open_device("cpu"), Told(), Refusing()
+    rounds = Rounds(device, device.stream("gathers"), session, blocks=2)
+    transfer = ChoosingTransfer(refusing, refusing, rounds)  # type: ignore[arg-type]  # what is used of either
+    for _ in range(5):
+        with pytest.raises(OSError, match="block 0"):
+            transfer.issue(0, torch.empty(8, dtype=torch.uint8), [])
+    rounds.settle()
+    assert session.rounds == 2
+    device.close()
+
+
+def test_C4_a_failed_gather_which_all_ranks_are_told_changes_nothing() -> None:
+    modes = modes_of(Told(), None)
+    assert modes_of(Told(), len(modes) - 4) == modes
 
 
 def test_C4_rounds_that_began_during_registration_are_not_measured() -> None:

@@ -88,3 +88,11 @@ def _leased_by_nobody(root: Path, source: Path) -> None:
 def test_C4_a_copy_that_fails_on_one_rank_fails_that_forward_on_all_and_no_later_one(copies_before: int) -> None:
     with pool(3, f"serve_copy_failure({copies_before})") as ranks:
         assert ranks.lines() == ["['copy_failed', 'none'] 1 [True, True, True]"] * 3
+
+
+@pytest.mark.parametrize("again", ["again", "on"])
+def test_C4_a_whole_block_that_fails_on_one_rank_alone_fails_its_forward_and_no_later_one_on_any_rank(
+    again: str,
+) -> None:
+    with pool(2, f"serve_failure_alone({again!r})") as ranks:
+        assert ranks.lines() == ["wrong: []"] * 2

@@ -11,7 +11,7 @@ from rank_kit import FAULTY_BLOCKS, pool
 from tiny_model import factory, make_checkpoint
 
 
-def test_B14_groups_and_meshes_are_used_as_given_and_stay_the_engines(tmp_path: Path) -> None:
+def test_B14_groups_and_meshes_say_the_ranks_and_stay_the_engines_who_uses_them_inside_forwards(tmp_path: Path) -> None:
     source, root = make_checkpoint(tmp_path, FAULTY_BLOCKS), tmp_path / "store"
     policy = ProductionPolicy(build_before_load=True)
     with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=policy)) as host:

@@ -77,7 +77,9 @@ def test_C8_gathered_fp8_is_the_model_quantised_in_memory_over_nccl(
         assert ranks.lines() == [f"[True, True, True, True] {SIZES[-1]} []"] * SIZES[-1]
 
 
-def test_B14_nccl_groups_and_meshes_are_used_as_given_and_stay_the_engines(tmp_path: Path) -> None:
+def test_B14_nccl_groups_and_meshes_say_the_ranks_and_stay_the_engines_who_uses_them_inside_forwards(
+    tmp_path: Path,
+) -> None:
     source, root = make_checkpoint(tmp_path, FAULTY_BLOCKS), tmp_path / "store"
     policy = ProductionPolicy(build_before_load=True)
     with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=policy)) as host:

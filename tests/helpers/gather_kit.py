@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,24 +24,26 @@ FORWARDS = 14
 
 
 def serve_given(root: str, source: str, kind: str = "cpu") -> None:
-    """Attach by a group and by a mesh of the engine's, which are whole afterwards; on this rank's GPU for ``cuda``."""
+    """Attach by a group and by a mesh that the engine uses inside its forwards; on this rank's GPU for ``cuda``."""
     size, where = dist.get_world_size(), "cpu" if kind == "cpu" else f"cuda:{dist.get_rank()}"
     mesh = init_device_mesh(kind, (1, size), mesh_dim_names=("replicas", "weights"))
-    refused = ""
-    try:
-        WeightGroup.of_mesh(mesh)
-    except HostWeightsError as failed:
-        refused = str(failed)
-    assert "('replicas', 'weights')" in refused
+    assert "('replicas', 'weights')" in _refused(lambda: WeightGroup.of_mesh(mesh))
     assert WeightGroup.of_mesh(mesh, "replicas").ranks == (dist.get_rank(),)
     engines = dist.new_group(list(reversed(range(size))))
     assert isinstance(engines, dist.ProcessGroup)
+    ranks = WeightGroup.of_group(engines).ranks
+    assert "of_group" in _refused(lambda: WeightGroup(ranks=ranks[::-1], group=engines))
+    assert "is no process group" in _refused(lambda: WeightGroup.of_group("x"))  # type: ignore[arg-type]  # untyped
     with open_sync(Config(root=root, mode=Mode.REQUIRED)) as host:
         for given in (WeightGroup.of_mesh(mesh, "weights"), WeightGroup.of_group(engines)):
             loaded = host.load(factory(FAULTY_BLOCKS), source)
             expected = run(copy.deepcopy(loaded.module).to(where), where)
+            _reduce(given.group, where)
             attachment = host.attach(loaded, device=where, gather=given, slots=None)
             assert attachment.info.ranks == size
+            for index in range(FAULTY_BLOCKS):
+                inner = loaded.module.get_submodule(f"blocks.{index}.norm")
+                inner.register_forward_pre_hook(partial(_reduce, given.group, where))
             for _ in range(6):
                 assert torch.equal(run(loaded.module, where), expected)
             stats = host.ring(attachment)
@@ -48,11 +51,24 @@ def serve_given(root: str, source: str, kind: str = "cpu") -> None:
             assert stats.gathering is not None
             assert stats.gathering.mode == "gathered"
             host.detach(attachment)
-            total = torch.ones(1, device=where)
-            dist.all_reduce(total, group=given.group)
-            assert total.item() == size
+            _reduce(given.group, where)
             host.unload(loaded)
     say("well")
+
+
+def _reduce(group: dist.ProcessGroup | None, where: str, *_: object) -> None:
+    """What an engine does among its ranks."""
+    total = torch.ones(1, device=where)
+    dist.all_reduce(total, group=group)
+    assert total.item() == dist.get_world_size(group)
+
+
+def _refused(make: Callable[[], WeightGroup]) -> str:
+    """What is said of a group that is none."""
+    try:
+        return f"made {make()}"
+    except HostWeightsError as failed:
+        return f"{failed.code} {failed}"
 
 
 def serve_quantised(root: str, source: str, representation: str, kind: str = "cpu") -> None:

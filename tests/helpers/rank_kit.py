@@ -20,6 +20,9 @@ from dlo_support import FileLease, ProbeDevice, Residual, discover, library_thre
 from hostweights import Config, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
 from hostweights.dlo import BlockMap, PrivateBacking, Streamer, open_device
 from hostweights.dlo.contract import Device
+from hostweights.dlo.gather import choosing
+from hostweights.dlo.gather.choice import Choice
+from hostweights.dlo.gather.choice import Mode as Tried
 from hostweights.dlo.gather.ranks import RankGroup
 from hostweights.dlo.gather.way import Gathering
 from hostweights.dlo.transfer import RankLocal
@@ -239,6 +242,46 @@ def serve_copy_failure(copies_before: int) -> None:
         way.close()
     device.close()
     say(f"{sorted(set(codes))} {codes.count('copy_failed')} {equal}")
+
+
+class PrefersGathering(Choice):
+    """Whatever was measured, gathering took half as long: the ranks go back to it when they have tried both."""
+
+    def round(self, mode: Tried, block_s: float | None) -> None:
+        super().round(mode, None if block_s is None else 1.0 + (mode is Tried.LOCAL))
+
+
+def serve_failure_alone(again: str) -> None:
+    """While whole blocks are tried a copy fails on the last rank alone, at each place in turn; says what was wrong."""
+    choosing.Choice = PrefersGathering  # type: ignore[attr-defined]  # the name in that module
+    last = dist.get_rank() == dist.get_world_size() - 1
+    model = Stacks([8, 30, 5, 12], [], seed=0)
+    expected = compute(model)
+    blocks = blocks_of(model)
+    device = ProbeDevice(open_device("cpu"))
+    wrong: list[str] = []
+    for place in range(20):
+        with tempfile.TemporaryDirectory() as folder:
+            way = gathering("alone", choose=True)
+            backing = make_backing("direct", model, blocks, Path(folder))
+            streamer = Streamer.attach(model, blocks, device, backing, way=way)
+            codes: list[str] = []
+            armed = False
+            for _ in range(16):
+                info = streamer.stats().gathering
+                assert info is not None
+                if last and info.mode == "rank-local" and not armed:
+                    device.failures, armed = [*[None] * place, _failing], True
+                codes.append(_code(lambda: compute(model)))
+                if codes[-1] == "copy_failed" and again == "again":
+                    codes.append(_code(lambda: compute(model)))
+            if not torch.equal(compute(model), expected) or codes.count("none") < 15:
+                wrong.append(f"place {place}: {codes}")
+            device.failures = []
+            streamer.detach(terminal=False)
+            way.close()
+    device.close()
+    say(f"wrong: {wrong}")
 
 
 def _failing() -> None:
@@ -468,6 +511,7 @@ __all__ = [
     "serve_attach",
     "serve_copy_failure",
     "serve_examples",
+    "serve_failure_alone",
     "serve_faulty",
     "serve_hsdp",
     "serve_join",
