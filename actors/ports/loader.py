@@ -78,8 +78,9 @@ class LocalLoader:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
         adaptation = _adaptation(entry, prepared, budget)
-        identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
-        identity = identity_to_use(identity, self._packing, prepared.ownership)
+        plain = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
+        entry.identity = plain
+        identity = identity_to_use(plain, self._packing, prepared.ownership)
         producer_id = checkpoint_producer_id(model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
         return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ...dlo.gather.ranks import RankGroup
 from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
+from ...hwr.identity import artifact_key
 from ...messages.budget import Budget
 from ...messages.transport import Attach
 from ..resources import Resources
@@ -21,7 +22,14 @@ def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way
     left_s = budget.remaining_s()
     join_s = policy.join_s if left_s is None else max(min(policy.join_s, left_s), 0.001)
     ranks = RankGroup.join(policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=join_s)
-    way = Gathering(ranks, resources.groups.find(request.attachment_id), join_s=join_s, choose=policy.choose)
+    identity = resources.models.get(request.model_id).identity
+    way = Gathering(
+        ranks,
+        resources.groups.find(request.attachment_id),
+        join_s=join_s,
+        choose=policy.choose,
+        weights=None if identity is None else artifact_key(identity),
+    )
     return way, way.close
 
 

@@ -91,14 +91,17 @@ class Session:
         return "times" if block == TIMES else self._plans[block].name
 
 
-def open_session(ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan], join_s: float) -> Session:
-    """Compare the blocks of all ranks, by name, size and layout, before the first is gathered.
+def open_session(
+    ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan], join_s: float, weights: str | None = None
+) -> Session:
+    """Compare the blocks of all ranks, by name, size, layout and ``weights``, before the first is gathered.
 
-    Raises HostWeightsError(group_mismatch) that names the first block that differs.
+    ``weights`` is the hexadecimal digest of what the bytes are, equal where they are; None is compared with nothing.
+    Raises HostWeightsError(group_mismatch) that names the first block that differs, or the ranks' weights.
     """
-    rows = ranks.exchange([len(plans)], "attaching", join_s)
-    if len(set(rows)) > 1:
-        said = ", ".join(f"rank {rank} {count}" for rank, (count,) in zip(ranks.ranks, rows, strict=True))
+    rows = ranks.exchange([len(plans), 0 if weights is None else _number(weights)], "attaching", join_s)
+    if len({count for count, _ in rows}) > 1:
+        said = ", ".join(f"rank {rank} {count}" for rank, (count, _) in zip(ranks.ranks, rows, strict=True))
         text = f"the ranks attach different numbers of blocks ({said}); load the same model on all of them"
         raise ranks.lose(_mismatch(text, plans[-1].name))
     prints = ranks.exchange([_print(plan) for plan in plans], "attaching")
@@ -109,7 +112,22 @@ def open_session(ranks: RankGroup, collective: Collective, plans: Sequence[Block
                 "name, size or layout; load the same artifact on all of them"
             )
             raise ranks.lose(_mismatch(text, plan.name))
+    if len({each for _, each in rows if each}) > 1:
+        said = ", ".join(
+            f"rank {rank} {each:015x}" if each else f"rank {rank} unknown ones"
+            for rank, (_, each) in zip(ranks.ranks, rows, strict=True)
+        )
+        text = (
+            f"the ranks attach different weights of equal layout ({said}); load the same artifact on all of them, and "
+            "attach several models one after the other, in the same order on all ranks"
+        )
+        raise ranks.lose(_mismatch(text, plans[0].name))
     return Session(ranks, collective, plans)
+
+
+def _number(digest: str) -> int:
+    """As many of a hexadecimal digest's first bits as travel; 0, which stands for none, is as unlikely as any other."""
+    return int(digest[:15], 16)
 
 
 def _print(plan: BlockPlan) -> int:

@@ -23,6 +23,8 @@ class Gathering:
     ``group`` is the engine's process group for the device's collectives; None makes one where one is needed. A group of
     one rank gathers nothing: its blocks travel rank by rank. ``close`` after the detach: it leaves ``ranks`` and
     destroys what was made here. With ``choose`` the ranks measure whether whole blocks come sooner, and go by that.
+    ``weights`` is the hexadecimal digest of what the model's bytes are: ranks of which two have different ones are
+    refused when they meet.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class Gathering:
         *,
         join_s: float = JOIN_S,
         choose: bool = False,
+        weights: str | None = None,
     ) -> None:
         self._ranks = ranks
         self._choose = choose
+        self._weights = weights
         self._given = group
         self._join_s = join_s
         self._collective: Collective | None = None
@@ -108,4 +112,4 @@ class Gathering:
         self._lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
         with torch.inference_mode(mode=False):
             self._collective = open_collective(self._ranks, self._given, device.torch_device, self._join_s)
-            self._session = open_session(self._ranks, self._collective, backing.blocks, self._join_s)
+            self._session = open_session(self._ranks, self._collective, backing.blocks, self._join_s, self._weights)
