@@ -16,34 +16,38 @@ GONE: Final = "-"
 
 _MEETING: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
 """One meeting of a key at a time in this process: the store has one place for each rank."""
+_MET: Final[defaultdict[str, frozenset[str]]] = defaultdict(frozenset)
+"""The marks of a key's last meeting that this process led: a rank that has not looked since has not gone yet."""
 
 
 def meet(store: "c10d.Store", key: str, ranks: Sequence[int], rank: int, limit_s: float) -> "c10d.Store":
     """A part of ``store`` for ``ranks``, all of which are here now; ``rank`` is this one's place among them.
 
-    The first says who meets, once every other rank has left its mark; a rank that gives up takes its mark away. So the
-    number of earlier tries, which may differ among the ranks, does not matter. Raises TimeoutError with who is missing.
+    The first says who meets, once every other rank has left a mark that it has not met yet; a rank that gives up takes
+    its mark away. So the number of earlier tries, which may differ among the ranks, does not matter. Raises
+    TimeoutError with who is missing.
     """
     until_s = time.monotonic() + limit_s
     if not _MEETING[key].acquire(timeout=limit_s):
         raise TimeoutError("another attach or load of this process waits there")
     place = c10d.PrefixStore(key, store)
     try:
-        meeting = _lead(place, ranks, until_s) if rank == 0 else _follow(place, ranks, rank, until_s)
+        meeting = _lead(place, key, ranks, until_s) if rank == 0 else _follow(place, ranks, rank, until_s)
     finally:
         _MEETING[key].release()
     return c10d.PrefixStore(meeting, place)
 
 
-def _lead(place: "c10d.Store", ranks: Sequence[int], until_s: float) -> str:
+def _lead(place: "c10d.Store", key: str, ranks: Sequence[int], until_s: float) -> str:
     meeting = uuid.uuid4().hex
     while True:
         marks = [_left_mark(place, rank) for rank in range(1, len(ranks))]
-        missing = [rank for rank, mark in zip(ranks[1:], marks, strict=True) if mark == GONE]
+        missing = [rank for rank, mark in zip(ranks[1:], marks, strict=True) if mark == GONE or mark in _MET[key]]
         if not missing:
             break
         _wait(until_s, f"ranks {missing} did not come")
     place.set("meeting", " ".join([meeting, *marks]))
+    _MET[key] = frozenset(marks)
     return meeting
 
 

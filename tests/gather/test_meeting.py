@@ -1,5 +1,6 @@
 """Ranks that find each other in a store, within the limit, whatever one of them does in between."""
 
+import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hostweights.dlo.gather import meeting
+from rank_kit import pool
 
 RANKS = (4, 7)
 
@@ -37,3 +39,24 @@ def test_C4_a_rank_that_gives_up_between_two_looks_keeps_the_others_no_longer_th
     monkeypatch.undo()
     with pytest.raises(TimeoutError, match="rank 4, which says who meets, did not come"):
         meeting.meet(store, "key", RANKS, 1, 0.1)
+
+
+def test_C4_ranks_that_meet_again_at_once_wait_for_one_that_has_not_looked_since() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not list it
+    place = c10d.PrefixStore("again", store)
+    place.set("here/1", "abc")
+    meeting.meet(store, "again", RANKS, 0, 10.0)
+    said = place.get("meeting")
+    with pytest.raises(TimeoutError, match=r"ranks \[7\] did not come"):
+        meeting.meet(store, "again", RANKS, 0, 0.1)
+    assert place.get("meeting") == said  # which the other still has to read
+    place.set("here/1", "def")
+    meeting.meet(store, "again", RANKS, 0, 10.0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_C4_two_threads_of_each_rank_that_meet_under_one_name_make_two_groups(size: int) -> None:
+    with pool(size, "serve_joins(2, 20.0)") as ranks:
+        said = [sorted(json.loads(line)) for line in ranks.lines()]
+    everybody = list(range(size))
+    assert said == [[everybody, everybody]] * size

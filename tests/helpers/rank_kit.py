@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -268,6 +269,20 @@ def serve_vain(bad_rank: int) -> None:
     group.close()
 
 
+def serve_joins(count: int, join_s: float) -> None:
+    """As many threads join under one name at once; says whom each of them met."""
+
+    def join() -> list[int]:
+        group = RankGroup.join(range(dist.get_world_size()), name="joins", join_s=join_s)
+        met = [rank for (rank,) in group.exchange([dist.get_rank()], "meeting")]
+        group.close()
+        return met
+
+    with ThreadPoolExecutor(count) as threads:
+        met = [each.result() for each in [threads.submit(join) for _ in range(count)]]
+    say(json.dumps(met))
+
+
 def serve_rebase(folder: str, *, choose: bool) -> None:
     """Move a gathered model to equal files, and then to one that lies otherwise; at different moments."""
     model = Stacks([8, 30, 5], [], seed=0)
@@ -471,6 +486,7 @@ __all__ = [
     "serve_faulty",
     "serve_hsdp",
     "serve_join",
+    "serve_joins",
     "serve_load",
     "serve_rebase",
     "serve_vain",
