@@ -135,8 +135,10 @@ class HostWeights:
         default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
         module's class). ``adapter`` is merged into the weights, which makes them another artifact. With ``together``
         all ranks of that group (tensor parallel ones, each with its own record's ``for_rank``, or any others) call
-        this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
-        terminal failure of the resolution.
+        this, and all bind their leases or none does; ``mode disabled`` takes no part. Such loads run one after another,
+        in the order of the calls, which all ranks must make in the same: those that load another model, by ``name`` or
+        else by class and source, are told so (group_mismatch). Raises HostWeightsError with the terminal failure of
+        the resolution.
         """
         check_group("together", together)
         model_id, lease_id = _new_id("model"), _new_id("lease")
@@ -153,6 +155,7 @@ class HostWeights:
             validation=self._config.validation,
             build_before_load=self._config.production.build_before_load,
             fetch=self._config.remote.url is not None,
+            together=entry.agreement is not None,
         )
         try:
             resolved = await self._loads.run(self._ask(RESOLVER, request, Resolved, timeout_s), f"load {model_id}")
@@ -477,7 +480,7 @@ async def _concede(entry: ModelEntry) -> None:
     agreement = entry.agreement
     if agreement is not None:
         with suppress(HostWeightsError):  # this rank's own failure is what its caller is told
-            await in_own_thread("hostweights-agree", lambda _: agreement.miss())
+            await in_own_thread("hostweights-agree", lambda _: agreement.miss(entry.shared_name))
 
 
 def _new_id(prefix: str) -> str:

@@ -143,6 +143,13 @@ class ModelEntry(Struct):
     agreement: Agreement | None = None
     hold: ExitStack = field(default_factory=ExitStack)
 
+    @property
+    def shared_name(self) -> str | None:
+        """What ranks that load the model together call it, each maybe a part of it; None while that is not known."""
+        if self.identity is None:
+            return None
+        return self.name or f"{self.identity.source.model} of {self.identity.source.content}"
+
     def bind(self, model_id: str, lease: Lease) -> str | None:
         """Hold the lease that the model reads from now on; returns the id of the one it read before."""
         hold = ExitStack()

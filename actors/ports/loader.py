@@ -79,11 +79,11 @@ class LocalLoader:
         name = entry.name or type(prepared.module).__name__
         adaptation = _adaptation(entry, prepared, budget)
         plain = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
-        entry.identity = plain
         identity = identity_to_use(plain, self._packing, prepared.ownership)
+        key, entry.identity = artifact_key(identity), plain
         producer_id = checkpoint_producer_id(model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
-        return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
+        return Identified(identity=identity, key=key, producer_id=producer_id)
 
     def plan_restore(self, effect: PlanRestore, budget: Budget) -> RestorePlanned:
         """Check the lease against the skeleton."""
@@ -95,7 +95,7 @@ class LocalLoader:
         with answered(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, f"the model does not fit the artifact {lease.path}"):
             entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
         if entry.agreement is not None:
-            entry.agreement.hit()
+            entry.agreement.hit(entry.shared_name)
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
 
     def commit_restore(self, effect: CommitRestore) -> Restored:
@@ -116,7 +116,7 @@ class LocalLoader:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
         entry = self._resources.models.get(effect.model_id)
         if entry.agreement is not None:
-            entry.agreement.miss()
+            entry.agreement.miss(entry.shared_name)
         if effect.fresh:
             entry.prepared = None
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):

@@ -1,11 +1,13 @@
 """Ranks of a group as child processes: what they run, and how a test talks to all of them at once."""
 
+import asyncio
 import copy
 import json
 import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from torch import nn
 from child_kit import Child, say, wait_for_parent
 from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
-from hostweights import Config, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
+from hostweights import Config, HostWeights, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
 from hostweights.dlo import BlockMap, PrivateBacking, Streamer, open_device
 from hostweights.dlo.contract import Device
 from hostweights.dlo.gather.ranks import RankGroup
@@ -372,6 +374,38 @@ def serve_load(root: str, source: str, mode: str, tp_size: int, join_s: float) -
         host.unload(loaded)
 
 
+def serve_loads(root: str, name: str, *sources: str) -> None:
+    """Load all sources together with the other ranks, at once but in the order of this rank; says each outcome.
+
+    Each rank's store is its own; ``name`` may be empty. On the last rank the first load lets the others overtake it, if
+    they can.
+    """
+    policy = ProductionPolicy(publish_after_load=False)
+    overtaken = threading.Event()
+
+    def make(source: str) -> Tiny:
+        if source != sources[0]:
+            overtaken.set()
+        elif len(sources) > 1 and dist.get_rank() == dist.get_world_size() - 1:
+            overtaken.wait(0.5)
+        return Tiny(FAULTY_BLOCKS)
+
+    async def load_all() -> list[str]:
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())), join_s=20.0)
+        async with HostWeights(Config(root=f"{root}-{dist.get_rank()}", production=policy)) as host:
+
+            async def outcome(source: str) -> str:
+                try:
+                    loaded = await host.load(lambda: make(source), source, name=name or None, together=group)
+                except HostWeightsError as failed:
+                    return failed.code.value
+                return loaded.report.outcome.value
+
+            return await asyncio.gather(*map(outcome, sources))
+
+    say(" ".join(asyncio.run(load_all())))
+
+
 FAULTY_BLOCKS = 5
 
 
@@ -488,6 +522,7 @@ __all__ = [
     "serve_join",
     "serve_joins",
     "serve_load",
+    "serve_loads",
     "serve_rebase",
     "serve_vain",
     "signal",
