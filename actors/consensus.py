@@ -2,31 +2,41 @@
 
 import hashlib
 import threading
+import time
+from typing import Final
 
+from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+
+_OWN_END: Final = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED})
+"""A call's own end, which tells the others nothing."""
 
 
 class Agreement:
     """One load of one model on all of ``ranks``, tensor parallel ones with an artifact each. Safe from any thread.
 
-    Every rank says once whether it has its artifact, and of which ``model``, None where it failed before it knew; it is
-    waited for no longer than ``join_s``.
+    Every rank says once whether it has its artifact, and of which ``model``, None where it failed before it knew. The
+    others are waited for no longer than ``join_s``, nor than the budget lasts; a rank whose budget ended may say it
+    again. ``conceded`` is set by whoever says, for a load that has ended, that there is nothing to bind.
     """
 
     def __init__(self, ranks: tuple[int, ...], join_s: float) -> None:
         self._ranks = ranks
         self._join_s = join_s
+        self.conceded = False
+        self._until_s: float | None = None
         self._lock = threading.Lock()
         self._missing: tuple[int, ...] | None = None
         self._failure: HostWeightsError | None = None
 
-    def hit(self, model: str | None) -> None:
+    def hit(self, model: str | None, budget: Budget) -> None:
         """This rank can bind its lease, and does so after this call.
 
         Raises HostWeightsError: restore_plan_failed where another rank cannot, so that this one loads canonically too;
-        group_mismatch where another loads another model; group_broken where one is lost.
+        group_mismatch where another loads another model; group_broken where one is lost; cancelled or
+        deadline_exceeded by the budget.
         """
-        missing = self._vote(model, has=True)
+        missing = self._vote(model, budget, has=True)
         if missing:
             text = (
                 f"rank {missing[0]} has no artifact to bind, so all of the ranks {list(self._ranks)} do without; "
@@ -34,32 +44,38 @@ class Agreement:
             )
             raise error(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, text, ranks=list(missing))
 
-    def miss(self, model: str | None) -> None:
+    def miss(self, model: str | None, budget: Budget) -> None:
         """This rank has no artifact, or cannot bind it; said already after ``hit``.
 
-        Raises HostWeightsError: group_mismatch, group_broken.
+        Raises HostWeightsError as ``hit`` does, but for restore_plan_failed.
         """
-        self._vote(model, has=False)
+        self._vote(model, budget, has=False)
 
-    def _vote(self, model: str | None, *, has: bool) -> tuple[int, ...]:
+    def _vote(self, model: str | None, budget: Budget, *, has: bool) -> tuple[int, ...]:
         """The ranks that have none; the first call asks them."""
         with self._lock:
             if self._failure is not None:
                 raise HostWeightsError(self._failure.failure)
             if self._missing is None:
                 try:
-                    self._missing = self._ask(model, has)
+                    self._missing = self._ask(model, has, budget)
                 except HostWeightsError as failed:
-                    self._failure = failed
+                    if failed.code not in _OWN_END:
+                        self._failure = failed
                     raise
             return self._missing
 
-    def _ask(self, model: str | None, has: bool) -> tuple[int, ...]:
-        from ..dlo.gather.ranks import RankGroup  # streaming's code, and most loads are of one rank
+    def _ask(self, model: str | None, has: bool, budget: Budget) -> tuple[int, ...]:
+        from ..dlo.gather.ranks import DEADLINE_S, RankGroup, within  # streaming's code, and most loads are of one rank
 
-        group = RankGroup.join(self._ranks, name="load", deadline_s=self._join_s, join_s=self._join_s)
+        now_s = time.monotonic()
+        if self._until_s is None:
+            self._until_s = now_s + self._join_s
+        left_s, deadline_s = max(self._until_s - now_s, 0.0), min(self._join_s, DEADLINE_S)
+        group = RankGroup.join(self._ranks, name="load", deadline_s=deadline_s, join_s=left_s, budget=budget)
         try:
-            answers = group.exchange([has, _number(model)], "agreeing on a hit or a fallback")
+            row = [has, _number(model)]
+            answers = group.exchange(row, "agreeing on a hit or a fallback", within(deadline_s, budget))
         finally:
             group.close()
         if len({number for _, number in answers if number}) > 1:

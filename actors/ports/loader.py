@@ -95,7 +95,7 @@ class LocalLoader:
         with answered(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, f"the model does not fit the artifact {lease.path}"):
             entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
         if entry.agreement is not None:
-            entry.agreement.hit(entry.shared_name)
+            entry.agreement.hit(entry.shared_name, budget)
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
 
     def commit_restore(self, effect: CommitRestore) -> Restored:
@@ -116,7 +116,7 @@ class LocalLoader:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
         entry = self._resources.models.get(effect.model_id)
         if entry.agreement is not None:
-            entry.agreement.miss(entry.shared_name)
+            entry.agreement.miss(entry.shared_name, budget)
         if effect.fresh:
             entry.prepared = None
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):

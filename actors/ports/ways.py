@@ -1,8 +1,9 @@
 """How an attached model's blocks travel: rank by rank, or gathered with other ranks."""
 
+import time
 from collections.abc import Callable
 
-from ...dlo.gather.ranks import RankGroup
+from ...dlo.gather.ranks import RankGroup, within
 from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
 from ...hwr.identity import artifact_key
@@ -14,19 +15,21 @@ from ..resources import Resources
 def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way, Callable[[], None]]:
     """The way of an attach, and what ends it after the detach; meets the other ranks if there are any.
 
-    Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config.
+    Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config, and what the
+    budget raises.
     """
     policy = request.gather
     if policy is None or len(policy.ranks) == 1:
         return RankLocal(), _nothing
-    left_s = budget.remaining_s()
-    join_s = policy.join_s if left_s is None else max(min(policy.join_s, left_s), 0.001)
-    ranks = RankGroup.join(policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=join_s)
+    until_s = time.monotonic() + policy.join_s
+    ranks = RankGroup.join(
+        policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=policy.join_s, budget=budget
+    )
     identity = resources.models.get(request.model_id).identity
     way = Gathering(
         ranks,
         resources.groups.find(request.attachment_id),
-        join_s=join_s,
+        join_s=within(max(until_s - time.monotonic(), min(policy.deadline_s, policy.join_s)), budget),
         choose=policy.choose,
         weights=None if identity is None else artifact_key(identity),
     )

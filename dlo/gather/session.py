@@ -104,7 +104,7 @@ def open_session(
         said = ", ".join(f"rank {rank} {count}" for rank, (count, _) in zip(ranks.ranks, rows, strict=True))
         text = f"the ranks attach different numbers of blocks ({said}); load the same model on all of them"
         raise ranks.lose(_mismatch(text, plans[-1].name))
-    prints = ranks.exchange([_print(plan) for plan in plans], "attaching")
+    prints = ranks.exchange([_print(plan) for plan in plans], "attaching", join_s)
     for index, plan in enumerate(plans):
         if len({row[index] for row in prints}) > 1:
             text = (

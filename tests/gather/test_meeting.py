@@ -23,7 +23,7 @@ class Leaving(c10d.PrefixStore):
         found = bool(super().check(list(keys)))
         if found and list(keys) == ["here/1"]:
             with suppress(TimeoutError):
-                meeting._follow(self, RANKS, 1, time.monotonic() - 1.0)
+                meeting._follow(self, RANKS, 1, meeting._Wait(time.monotonic() - 1.0))
         return found
 
 
