@@ -11,8 +11,11 @@ from typing import Final
 from torch.distributed import distributed_c10d as c10d
 
 from ...messages.budget import Budget
+from ...messages.failure import HostWeightsError
 
 POLL_S: Final = 0.01
+GRACE_S: Final = 1.0
+"""For a store to answer what it was asked last, after the limit."""
 GONE: Final = "-"
 """In place of the mark of a rank that is not there any more."""
 
@@ -30,33 +33,74 @@ def meet(
     The first says who meets, once every other rank has left a mark that it has not met yet; a rank that gives up takes
     its mark away. So the number of earlier tries, which may differ among the ranks, does not matter. Raises
     TimeoutError with who is missing, and what ``budget`` raises.
+
+    No call of a store ends within a given time, and the process that serves it may be stopped: a thread makes them,
+    which is left behind then.
     """
-    wait = _Wait(time.monotonic() + limit_s, budget)
-    while not _MEETING[key].acquire(blocking=False):
-        wait.once("another attach or load of this process waits there")
+    until_s = time.monotonic() + limit_s
+    wait = _Wait(until_s)
     place = c10d.PrefixStore(key, store)
+    found: list[str | Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(_meet(place, key, ranks, rank, wait))
+        except Exception as failed:  # noqa: BLE001 - raised by the one who waits
+            found.append(failed)
+
+    thread = threading.Thread(target=work, name="hostweights-meeting", daemon=True)
+    thread.start()
     try:
-        meeting = _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
-    finally:
-        _MEETING[key].release()
+        _outlast(thread, until_s + GRACE_S, budget)
+    except HostWeightsError:  # the budget's
+        wait.end()
+        thread.join(GRACE_S)
+        raise
+    (meeting,) = found
+    if isinstance(meeting, Exception):
+        raise meeting
     return c10d.PrefixStore(meeting, place)
 
 
-class _Wait:
-    """Waits a little, again and again, until the time or until the caller's budget is over."""
+def _outlast(thread: threading.Thread, until_s: float, budget: Budget | None) -> None:
+    while True:
+        thread.join(POLL_S)
+        if not thread.is_alive():
+            return
+        if budget is not None:
+            budget.check()
+        if time.monotonic() > until_s:
+            text = (
+                "the store of the default process group does not answer; the process that serves it, rank 0's unless a "
+                "launcher's does, is stopped or cannot be reached"
+            )
+            raise TimeoutError(text)
 
-    def __init__(self, until_s: float, budget: Budget | None = None) -> None:
+
+class _Wait:
+    """Waits a little, again and again, until the time or until the caller has given up."""
+
+    def __init__(self, until_s: float) -> None:
         self._until_s = until_s
-        self._budget = budget
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """The caller gave up."""
+        self._ended.set()
 
     def once(self, text: str) -> None:
         """``text`` says what for, if it was in vain."""
-        if time.monotonic() > self._until_s:
+        if self._ended.wait(POLL_S) or time.monotonic() > self._until_s:
             raise TimeoutError(text)
-        if self._budget is None:
-            time.sleep(POLL_S)
-        else:
-            self._budget.wait(POLL_S)
+
+
+def _meet(place: "c10d.Store", key: str, ranks: Sequence[int], rank: int, wait: _Wait) -> str:
+    while not _MEETING[key].acquire(blocking=False):
+        wait.once("another attach or load of this process waits there")
+    try:
+        return _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
+    finally:
+        _MEETING[key].release()
 
 
 def _lead(place: "c10d.Store", key: str, ranks: Sequence[int], wait: _Wait) -> str:

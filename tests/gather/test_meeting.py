@@ -1,6 +1,7 @@
 """Ranks that find each other in a store, within the limit, whatever one of them does in between."""
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hostweights.dlo.gather import meeting
+from hostweights.hwr.budget import PlainBudget
+from hostweights.messages.failure import HostWeightsError
 from rank_kit import pool
 
 RANKS = (4, 7)
@@ -60,3 +63,38 @@ def test_C4_two_threads_of_each_rank_that_meet_under_one_name_make_two_groups(si
         said = [sorted(json.loads(line)) for line in ranks.lines()]
     everybody = list(range(size))
     assert said == [[everybody, everybody]] * size
+
+
+class Stopped(c10d.PrefixStore):
+    """The process that serves the store is stopped."""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        GOES_ON.wait()
+        return bool(super().check(list(keys)))
+
+
+GOES_ON = threading.Event()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_C4_a_store_that_does_not_answer_is_waited_for_no_longer_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not list it
+    monkeypatch.setattr("hostweights.dlo.gather.meeting.c10d.PrefixStore", Stopped)
+    monkeypatch.setattr("hostweights.dlo.gather.meeting.GRACE_S", 0.1)
+    GOES_ON.clear()
+    try:
+        for said in ("does not answer", "another attach or load of this process waits there"):
+            with pytest.raises(TimeoutError, match=said):
+                meeting.meet(store, f"stopped-{rank}", RANKS, rank, 0.1)
+        budget = PlainBudget(0.1)
+        with pytest.raises(HostWeightsError, match="deadline"):
+            meeting.meet(store, f"stopped-{rank}-again", RANKS, rank, 60.0, budget)
+    finally:
+        GOES_ON.set()
+        for thread in threading.enumerate():
+            if thread.name == "hostweights-meeting":
+                thread.join()
+    place = c10d.PrefixStore(f"stopped-{rank}", store)
+    assert rank == 0 or place.get("here/1") == meeting.GONE.encode()  # it took its mark away in the end
