@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from ...dlo.gather.ranks import RankGroup, within
+from ...dlo.gather.ranks import RankGroup
 from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
 from ...hwr.identity import artifact_key
@@ -29,9 +29,11 @@ def open_way(request: Attach, resources: Resources, budget: Budget) -> tuple[Way
     way = Gathering(
         ranks,
         resources.groups.find(request.attachment_id),
-        join_s=within(max(until_s - time.monotonic(), min(policy.deadline_s, policy.join_s)), budget),
+        join_s=until_s - time.monotonic(),
         choose=policy.choose,
         weights=None if identity is None else artifact_key(identity),
+        slots=request.slots,
+        budget=budget,
     )
     return way, way.close
 

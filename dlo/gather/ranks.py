@@ -62,8 +62,8 @@ class RankGroup:
         """Meet the others of ``ranks`` (global ranks, the same on all), by the store of the default process group.
 
         A group of one meets nobody. Raises HostWeightsError: invalid_config if torch.distributed is not initialised or
-        this process is not among ``ranks``; group_broken if the others do not come within ``join_s``; what ``budget``
-        raises, while it waits for them.
+        this process is not among ``ranks``; group_broken if the others do not come within ``join_s``, or are
+        ``deadline_s`` behind when they have; what ``budget`` raises, while it waits for them.
         """
         ranks = tuple(ranks)
         if len(ranks) == 1:
@@ -79,7 +79,7 @@ class RankGroup:
         until_s = time.monotonic() + join_s
         try:
             store = meet(c10d._get_default_store(), key, ranks, rank, join_s, budget)  # noqa: SLF001 - torch lists it not
-            left_s = within(max(until_s - time.monotonic(), min(deadline_s, join_s)), budget)
+            left_s = within(max(until_s - time.monotonic(), deadline_s), budget)
             group = c10d.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=left_s))
             made = cls(ranks, rank, group, deadline_s, store)  # type: ignore[arg-type]  # a backend has what is used of a group
         except HostWeightsError:

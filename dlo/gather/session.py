@@ -1,7 +1,7 @@
 """The gathers of one attached model: the same blocks in the same order on all ranks, checked before each."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -92,19 +92,33 @@ class Session:
 
 
 def open_session(
-    ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan], join_s: float, weights: str | None = None
+    ranks: RankGroup,
+    collective: Collective,
+    plans: Sequence[BlockPlan],
+    left_s: Callable[[], float],
+    same: Mapping[str, int],
+    weights: str | None,
 ) -> Session:
     """Compare the blocks of all ranks, by name, size, layout and ``weights``, before the first is gathered.
 
+    ``left_s`` says how long others may take. ``same`` are arguments, by name, that all ranks must have alike.
     ``weights`` is the hexadecimal digest of what the bytes are, equal where they are; None is compared with nothing.
-    Raises HostWeightsError(group_mismatch) that names the first block that differs, or the ranks' weights.
+    Raises HostWeightsError(group_mismatch) that names the first block that differs, or the argument, or the weights.
     """
-    rows = ranks.exchange([len(plans), 0 if weights is None else _number(weights)], "attaching", join_s)
-    if len({count for count, _ in rows}) > 1:
-        said = ", ".join(f"rank {rank} {count}" for rank, (count, _) in zip(ranks.ranks, rows, strict=True))
-        text = f"the ranks attach different numbers of blocks ({said}); load the same model on all of them"
+    mine = [0 if weights is None else _number(weights), len(plans), *same.values()]
+    identities, counts, *others = zip(*ranks.exchange(mine, "attaching", left_s()), strict=True)
+    if len(set(counts)) > 1:
+        text = (
+            f"the ranks attach different numbers of blocks ({_said(ranks, counts)}); load the same model on all of them"
+        )
         raise ranks.lose(_mismatch(text, plans[-1].name))
-    prints = ranks.exchange([_print(plan) for plan in plans], "attaching", join_s)
+    for name, values in zip(same, others, strict=True):
+        if len(set(values)) > 1:
+            text = (
+                f"the ranks attach with different {name} ({_said(ranks, values)}); attach with the same on all of them"
+            )
+            raise ranks.lose(_mismatch(text, plans[0].name))
+    prints = ranks.exchange([_print(plan) for plan in plans], "attaching", left_s())
     for index, plan in enumerate(plans):
         if len({row[index] for row in prints}) > 1:
             text = (
@@ -112,17 +126,18 @@ def open_session(
                 "name, size or layout; load the same artifact on all of them"
             )
             raise ranks.lose(_mismatch(text, plan.name))
-    if len({each for _, each in rows if each}) > 1:
-        said = ", ".join(
-            f"rank {rank} {each:015x}" if each else f"rank {rank} unknown ones"
-            for rank, (_, each) in zip(ranks.ranks, rows, strict=True)
-        )
+    if len({each for each in identities if each}) > 1:
+        said = _said(ranks, [f"{each:015x}" if each else "unknown ones" for each in identities])
         text = (
             f"the ranks attach different weights of equal layout ({said}); load the same artifact on all of them, and "
             "attach several models one after the other, in the same order on all ranks"
         )
         raise ranks.lose(_mismatch(text, plans[0].name))
     return Session(ranks, collective, plans)
+
+
+def _said(ranks: RankGroup, values: Sequence[object]) -> str:
+    return ", ".join(f"rank {rank} {value}" for rank, value in zip(ranks.ranks, values, strict=True))
 
 
 def _number(digest: str) -> int:

@@ -46,7 +46,7 @@ def test_C4_a_load_that_its_caller_ends_is_no_longer_waited_for(
             child.tell()
 
 
-@pytest.mark.parametrize("exchanges", [0, 1, 2])
+@pytest.mark.parametrize("exchanges", [0, 1, 2, 3])
 def test_C4_an_attach_ends_with_its_caller_although_a_rank_stops_after_they_met(
     published: tuple[Path, Path], exchanges: int
 ) -> None:

@@ -226,6 +226,41 @@ def serve_attach(*hidden: int) -> None:
     say(f"{torch.equal(compute(model), expected)} {library_threads()} {code}")
 
 
+def serve_room(room: int) -> None:
+    """The last rank's device has memory for so many allocations; says how the attach ended and what it left."""
+    model = Stacks([8, 30, 5, 12], [], seed=0)
+    expected = compute(model)
+    device = ProbeDevice(open_device("cpu"))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        device.allocations_allowed = room
+    way, backing = gathering("room"), PrivateBacking(model, blocks_of(model))
+    said = "attached"
+    try:
+        Streamer.attach(model, blocks_of(model), device, backing, way=way).detach(terminal=False)
+    except Exception as failed:  # noqa: BLE001 - told to the test
+        said = f"{failed.code}" if isinstance(failed, HostWeightsError) else "no room"
+    way.close()
+    device.close()
+    say(f"{said} {torch.equal(compute(model), expected)} {library_threads()}")
+
+
+def serve_arguments(*each_ranks: tuple[int | None, bool]) -> None:
+    """Attach with slots and choice of this rank's own; says how that ended."""
+    slots, choose = each_ranks[dist.get_rank()]
+    model = Stacks([8, 30, 5, 12], [], seed=0)
+    device = open_device("cpu")
+    way = Gathering(RankGroup.join(range(dist.get_world_size()), name="attach"), choose=choose, slots=slots)
+    backing = PrivateBacking(model, blocks_of(model))
+    said = "attached"
+    try:
+        Streamer.attach(model, blocks_of(model), device, backing, slots=slots, way=way).detach(terminal=False)
+    except HostWeightsError as failed:
+        said = f"{failed.code} {failed}"
+    way.close()
+    device.close()
+    say(said)
+
+
 def serve_copy_failure(copies_before: int) -> None:
     """On the last rank one copy of a part fails, once; says what the forward did and that the next ones are right."""
     model = Stacks([8, 30, 5, 12], [], seed=0)
@@ -611,6 +646,7 @@ __all__ = [
     "open_device",
     "os",
     "sample",
+    "serve_arguments",
     "serve_attach",
     "serve_conceding",
     "serve_copy_failure",
@@ -622,6 +658,7 @@ __all__ = [
     "serve_load",
     "serve_loads",
     "serve_rebase",
+    "serve_room",
     "serve_stopped",
     "serve_vain",
     "serve_waits",
