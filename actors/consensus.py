@@ -89,8 +89,7 @@ class Agreement:
 
 def _number(model: str | None) -> int:
     """What travels of a model's name; 0 of none."""
-    return (
-        0
-        if model is None
-        else int.from_bytes(hashlib.sha256(model.encode("utf-8", "surrogatepass")).digest()[:7], "big")
-    )
+    if model is None:
+        return 0
+    digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:7], "big")
