@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -40,8 +41,9 @@ from ..messages.transport import (
     Ring,
     RingStats,
 )
-from .arguments import checked_group, checked_message
+from .arguments import checked_group, checked_message, finite_timeout
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
+from .concessions import Concessions
 from .consensus import Agreement
 from .kernel.blocking import in_own_thread
 from .kernel.events import Subscription
@@ -80,6 +82,7 @@ class HostWeights:
         self._assembly = Assembly(self._config, instruments)
         self._publications: dict[str, Publication] = {}
         self._loads = Loads()
+        self._concessions = Concessions()
         self._unloading: set[str] = set()
         self._turn = asyncio.Lock()
         """Of whoever opens or closes."""
@@ -135,8 +138,9 @@ class HostWeights:
         default names must match and blocks are discovered. ``name`` is the model's name in the identity (default: the
         module's class). ``adapter`` is merged into the weights, which makes them another artifact. With ``together``
         all ranks of that group (tensor parallel ones, each with its own record's ``for_rank``, or any others) call
-        this, and all bind their leases or none does; ``mode disabled`` takes no part. Raises HostWeightsError with the
-        terminal failure of the resolution.
+        this, and all bind their leases or none does; ``mode disabled`` takes no part. Such loads run one after another,
+        in the order of the calls, which all ranks must make in the same: those that give another ``name`` are told so
+        (group_mismatch). Raises HostWeightsError with the terminal failure of the resolution.
         """
         policy = checked_group("together", together)
         model_id, lease_id = _new_id("model"), _new_id("lease")
@@ -153,15 +157,17 @@ class HostWeights:
             validation=self._config.validation,
             build_before_load=self._config.production.build_before_load,
             fetch=self._config.remote.url is not None,
+            together=entry.agreement is not None,
         )
         try:
-            resolved = await self._loads.run(self._ask(RESOLVER, request, Resolved, timeout_s), f"load {model_id}")
-        except BaseException:
+            resolved = await self._loads.run(self._resolve(entry, request, timeout_s), f"load {model_id}")
+        except BaseException as ended:
             self._abandon(model_id, lease_id)
+            if isinstance(ended, asyncio.CancelledError) and self._assembly.running:
+                self._concessions.begin(entry)  # it may have ended before its first step
             raise
         if resolved.report.failure is not None:
             self._abandon(model_id, lease_id)
-            await _concede(entry)
             raise HostWeightsError(resolved.report.failure)
         _warn(resolved.report)
         module = entry.need_prepared().module
@@ -169,6 +175,19 @@ class HostWeights:
         if resolved.publishable and self._config.production.publish_after_load:
             self.publish(model)
         return model
+
+    async def _resolve(self, entry: ModelEntry, request: Resolve, timeout_s: float | None) -> Resolved:
+        began_s = time.monotonic()
+        try:
+            resolved = await self._ask(RESOLVER, request, Resolved, timeout_s)
+        except (HostWeightsError, asyncio.CancelledError):
+            self._concessions.begin(entry)
+            raise
+        if resolved.report.failure is not None:
+            limit_s = finite_timeout(timeout_s)
+            left_s = None if limit_s is None else max(limit_s - (time.monotonic() - began_s), 0.0)
+            await self._concessions.say(entry, left_s)
+        return resolved
 
     async def _describe(self, find: Callable[[SourceMemory | None], T], mode: Mode | None) -> T:
         """What ``find`` makes of a source in a thread of its own, with what this store remembers of sources."""
@@ -249,8 +268,8 @@ class HostWeights:
         there only while their ``forward`` runs: for what is used now and then.
 
         ``registration`` bounds what is registered with the device's driver in the background; the cpu device registers
-        nothing. With ``gather`` the ranks of that group, which must all attach the same model and call its blocks in
-        the same order, bring each block together.
+        nothing. With ``gather`` the ranks of that group, which must all attach the same model with the same ``slots``
+        and call its blocks in the same order, bring each block together. Other weights are refused (group_mismatch).
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """
@@ -272,7 +291,8 @@ class HostWeights:
             ),
             f"; backings are {', '.join(BackingChoice)}",
         )
-        attached = await self._ask(TRANSPORT, request, Attached, timeout_s)
+        attach = self._ask(TRANSPORT, request, Attached, timeout_s)
+        attached = await (attach if gather is None else self._loads.run(attach, f"attach {model.model_id}"))
         return Attachment(self, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:
@@ -350,7 +370,7 @@ class HostWeights:
         return self._assembly.system.subscribe()
 
     async def close(self) -> None:
-        """Cancel loads and publications, stop streaming, give leases back, stop the actors.
+        """Cancel loads, publications and attaches that meet other ranks, stop streaming, give leases back, end actors.
 
         Idempotent, also beside another close; one that comes while it opens waits for that, and closes it then. A
         cancel does not tear it: it goes on once everything is down.
@@ -362,6 +382,7 @@ class HostWeights:
             self._assembly.end()
             try:
                 await self._loads.close()
+                await self._concessions.close()
                 for publication in list(self._publications.values()):
                     await publication.cancel()
                 await self._assembly.stop()
@@ -471,14 +492,6 @@ def _warn(report: ResolutionReport) -> None:
     for attempt in report.attempts:
         if attempt.failure is not None:
             _LOG.warning("%s: %s (went on with %s)", attempt.stage, attempt.failure.text, attempt.action)
-
-
-async def _concede(entry: ModelEntry) -> None:
-    """A load that failed before the ranks agreed says so: the others must not wait for it."""
-    agreement = entry.agreement
-    if agreement is not None:
-        with suppress(HostWeightsError):  # this rank's own failure is what its caller is told
-            await in_own_thread("hostweights-agree", lambda _: agreement.miss())
 
 
 def _new_id(prefix: str) -> str:

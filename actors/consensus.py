@@ -1,30 +1,42 @@
 """Ranks that load together all use leases, or all load canonically: agreed on before a model is touched."""
 
+import hashlib
 import threading
+import time
+from typing import Final
 
+from ..messages.budget import Budget
 from ..messages.failure import Code, HostWeightsError, Stage, error
+
+_OWN_END: Final = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED})
+"""A call's own end, which tells the others nothing."""
 
 
 class Agreement:
     """One load of one model on all of ``ranks``, tensor parallel ones with an artifact each. Safe from any thread.
 
-    Every rank says once whether it has its artifact; it is waited for no longer than ``join_s``.
+    Every rank says once whether it has its artifact, and which ``model`` it loads by name, None where it gave none. The
+    others are waited for no longer than ``join_s``, nor than the budget lasts; a rank whose budget ended may say it
+    again. ``conceded`` is set by whoever says, for a load that has ended, that there is nothing to bind.
     """
 
     def __init__(self, ranks: tuple[int, ...], join_s: float) -> None:
         self._ranks = ranks
         self._join_s = join_s
+        self.conceded = False
+        self._until_s: float | None = None
         self._lock = threading.Lock()
         self._missing: tuple[int, ...] | None = None
         self._failure: HostWeightsError | None = None
 
-    def hit(self) -> None:
+    def hit(self, model: str | None, budget: Budget) -> None:
         """This rank can bind its lease, and does so after this call.
 
         Raises HostWeightsError: restore_plan_failed where another rank cannot, so that this one loads canonically too;
-        group_broken where one is lost.
+        group_mismatch where another loads another model; group_broken where one is lost; cancelled or
+        deadline_exceeded by the budget.
         """
-        missing = self._vote(has=True)
+        missing = self._vote(model, budget, has=True)
         if missing:
             text = (
                 f"rank {missing[0]} has no artifact to bind, so all of the ranks {list(self._ranks)} do without; "
@@ -32,29 +44,52 @@ class Agreement:
             )
             raise error(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, text, ranks=list(missing))
 
-    def miss(self) -> None:
-        """This rank has no artifact, or cannot bind it; said already after ``hit``. Raises group_broken."""
-        self._vote(has=False)
+    def miss(self, model: str | None, budget: Budget) -> None:
+        """This rank has no artifact, or cannot bind it; said already after ``hit``.
 
-    def _vote(self, *, has: bool) -> tuple[int, ...]:
+        Raises HostWeightsError as ``hit`` does, but for restore_plan_failed.
+        """
+        self._vote(model, budget, has=False)
+
+    def _vote(self, model: str | None, budget: Budget, *, has: bool) -> tuple[int, ...]:
         """The ranks that have none; the first call asks them."""
         with self._lock:
             if self._failure is not None:
                 raise HostWeightsError(self._failure.failure)
             if self._missing is None:
                 try:
-                    self._missing = self._ask(has)
+                    self._missing = self._ask(model, has, budget)
                 except HostWeightsError as failed:
-                    self._failure = failed
+                    if failed.code not in _OWN_END:
+                        self._failure = failed
                     raise
             return self._missing
 
-    def _ask(self, has: bool) -> tuple[int, ...]:
-        from ..dlo.gather.ranks import RankGroup  # streaming's code, and most loads are of one rank
+    def _ask(self, model: str | None, has: bool, budget: Budget) -> tuple[int, ...]:
+        from ..dlo.gather.ranks import DEADLINE_S, RankGroup, within  # streaming's code, and most loads are of one rank
 
-        group = RankGroup.join(self._ranks, name="load", deadline_s=self._join_s, join_s=self._join_s)
+        now_s = time.monotonic()
+        if self._until_s is None:
+            self._until_s = now_s + self._join_s
+        left_s, deadline_s = max(self._until_s - now_s, 0.0), min(self._join_s, DEADLINE_S)
+        group = RankGroup.join(self._ranks, name="load", deadline_s=deadline_s, join_s=left_s, budget=budget)
         try:
-            answers = group.exchange([has], "agreeing on a hit or a fallback")
+            row = [has, _number(model)]
+            answers = group.exchange(row, "agreeing on a hit or a fallback", within(deadline_s, budget))
         finally:
             group.close()
-        return tuple(rank for rank, (had,) in zip(self._ranks, answers, strict=True) if not had)
+        if len({number for _, number in answers if number}) > 1:
+            text = (
+                f"the ranks {list(self._ranks)} load models of different names together, this one {model}; load the "
+                "same ones on all ranks in the same order, each by one name"
+            )
+            raise error(Stage.RESTORATION, Code.GROUP_MISMATCH, text, ranks=list(self._ranks))
+        return tuple(rank for rank, (had, _) in zip(self._ranks, answers, strict=True) if not had)
+
+
+def _number(model: str | None) -> int:
+    """What travels of a model's name; 0 of none."""
+    if model is None:
+        return 0
+    digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:7], "big")

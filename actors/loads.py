@@ -1,4 +1,4 @@
-"""The loads that run now, so that a close can end them before anything they use is torn down."""
+"""What runs now and may wait long, so that a close can end it before anything it uses is torn down."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Loads:
-    """Runs loads, each in a task of its own, until ``close``; used on one event loop."""
+    """Runs loads, and attaches that meet other ranks, each in its own task until ``close``; used on one event loop."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -47,5 +47,5 @@ class Loads:
 
 
 def _ended() -> HostWeightsError:
-    text = "HostWeights was closed while the model was loading; open it and load again"
+    text = "HostWeights was closed while a model was loading, or was waiting for other ranks; open it and load again"
     return error(Stage.LIFECYCLE, Code.ACTOR_STOPPED, text)

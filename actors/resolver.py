@@ -1,5 +1,7 @@
 """ResolverActor: carries out resolutions; what to do next is decided in ``resolution``."""
 
+import asyncio
+from contextlib import nullcontext
 from typing import Protocol
 
 from ..messages.base import Message
@@ -46,10 +48,14 @@ class LoaderPort(Protocol):
 
 
 class ResolverActor:
-    """Owns resolutions: mode policy, terminal report, one restore commit. No files, no locks, no device memory."""
+    """Owns resolutions: mode policy, terminal report, one restore commit. No files, no locks, no device memory.
+
+    Those that meet other ranks come one after another, since the ranks must meet for the same one.
+    """
 
     def __init__(self, port: LoaderPort) -> None:
         self._port = port
+        self._meeting = asyncio.Lock()
 
     async def started(self, context: Context) -> None:
         """Nothing outlives a resolution."""
@@ -57,6 +63,10 @@ class ResolverActor:
     async def receive(self, message: Message, context: Context) -> Message | None:
         """Run one resolution to its terminal report; a failure is a report, not an error."""
         assert isinstance(message, Resolve), type(message)
+        async with self._meeting if message.together else nullcontext():
+            return await self._resolve(message, context)
+
+    async def _resolve(self, message: Resolve, context: Context) -> Resolved:
         state, command = resolution.begin(message, context.new_id("resolution"), context.now())
         try:
             while not isinstance(command, Resolved):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # it holds what others make, and needs the code of none of th
     from ..hwr.restore import RestorePlan
     from ..hwr.source_memory import Fingerprint
     from ..hwr.write_watch import WriteWatch
+    from ..messages.identity import ArtifactIdentity
     from ..messages.plan import WeightPlan
     from ..messages.store import LeaseInfo
     from ..messages.transport import AttachmentInfo, BackingChoice
@@ -118,6 +119,7 @@ class Prepared(Struct):
 class ModelEntry(Struct):
     """One model between ``load`` and ``unload``; it is resolved first, and published or attached only after that.
 
+    ``identity`` names the weights, not packed, whatever memory they are in; a load with mode disabled finds none.
     ``fingerprint`` is the checkpoint's when the model was identified: what is read later must have the same.
     ``producer`` refers to the private tensors of a canonically loaded model until adoption lets them go. ``lease_id``
     is the lease that the model's tensors are bound to; the entry holds it until ``unbind``. ``watch`` remembers the
@@ -132,6 +134,7 @@ class ModelEntry(Struct):
     prepared: Prepared | None = None
     restore: RestorePlan | None = None
     gate: ForwardGate | None = None
+    identity: ArtifactIdentity | None = None
     fingerprint: Fingerprint | None = None
     producer: Producer | None = None
     lease_id: str | None = None

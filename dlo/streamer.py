@@ -179,6 +179,7 @@ class Streamer:
                     replace_attribute(part.module, "forward", ComponentHook(part), hooks)
                 replace_attribute(module, "forward", RootHook(driver, module), hooks)
                 _check(budget)
+                way.ready()
                 driver.prefetch()
                 failed.pop_all()
                 return cls(module, modules, device, driver, resident, parts, hooks.pop_all(), rest.pop_all(), sizes)

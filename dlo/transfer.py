@@ -71,6 +71,10 @@ class Way(Protocol):
         """Make the transfer out of a backing; the first, or one that takes over from the last one opened."""
         ...
 
+    def ready(self) -> None:
+        """The model is attached but for its first block: return once all who take part are as far, or raise."""
+        ...
+
     def gathering(self) -> GatheringInfo | None:
         """How blocks of several ranks travel; None for a rank alone."""
         ...
@@ -333,6 +337,9 @@ class RankLocal:
     def open(self, backing: HostBacking, device: Device, copies: Stream, policy: RegistrationPolicy) -> Transfer:
         """By what the backing and the device allow."""
         return open_transfer(backing, device, copies, policy)
+
+    def ready(self) -> None:
+        """Nobody else takes part."""
 
     def gathering(self) -> None:
         """Nothing is gathered."""

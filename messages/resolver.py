@@ -12,7 +12,7 @@ class Resolve(Message, frozen=True, kw_only=True, tag="resolver.resolve"):
 
     The model is touched once, by one restore commit or one canonical load. After a failed commit the touched module is
     discarded and canonical loading gets a fresh one. The asker chooses ``lease_id`` and owns that lease afterwards.
-    ``fetch`` says that a remote is configured, which is asked after a miss.
+    ``fetch`` says that a remote is configured, which is asked after a miss, ``together`` that other ranks are met.
     """
 
     model_id: Id
@@ -21,6 +21,7 @@ class Resolve(Message, frozen=True, kw_only=True, tag="resolver.resolve"):
     validation: Validation
     build_before_load: bool
     fetch: bool = False
+    together: bool = False
 
 
 class Resolved(Message, frozen=True, kw_only=True, tag="resolver.resolved"):

@@ -73,7 +73,7 @@ class LocalDevices:
             backing = self._backing(request.attachment_id, blocks, request.model_id, request.backing)
             undo.callback(backing.close)
             packed.unpack_others(_streamed(prepared.module, backing))
-            way, leave = open_way(request, budget)
+            way, leave = open_way(request, entry.identity, budget)
             undo.callback(leave)
             streamer = Streamer.attach(
                 prepared.module,

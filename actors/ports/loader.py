@@ -78,11 +78,12 @@ class LocalLoader:
                 memory.keep(fingerprint, digest)
         name = entry.name or type(prepared.module).__name__
         adaptation = _adaptation(entry, prepared, budget)
-        identity = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
-        identity = identity_to_use(identity, self._packing, prepared.ownership)
+        plain = identity_for(prepared.record, prepared.ownership, digest, name, self._representation, adaptation)
+        identity = identity_to_use(plain, self._packing, prepared.ownership)
+        key, entry.identity = artifact_key(identity), plain
         producer_id = checkpoint_producer_id(model_id)
         self._resources.producers.put(producer_id, _SourceProducer(entry, prepared))
-        return Identified(identity=identity, key=artifact_key(identity), producer_id=producer_id)
+        return Identified(identity=identity, key=key, producer_id=producer_id)
 
     def plan_restore(self, effect: PlanRestore, budget: Budget) -> RestorePlanned:
         """Check the lease against the skeleton."""
@@ -93,8 +94,8 @@ class LocalLoader:
         found, prepared.found = prepared.found, None
         with answered(Stage.RESTORATION, Code.RESTORE_PLAN_FAILED, f"the model does not fit the artifact {lease.path}"):
             entry.restore = plan_restore(prepared.module, prepared.record, lease, found, stand_ins_for)
-        if entry.agreement is not None:
-            entry.agreement.hit()
+            if entry.agreement is not None:
+                entry.agreement.hit(entry.name, budget)
         return RestorePlanned(bound_bytes=entry.restore.bound_bytes)
 
     def commit_restore(self, effect: CommitRestore) -> Restored:
@@ -114,11 +115,11 @@ class LocalLoader:
     def load_canonical(self, effect: LoadCanonical, budget: Budget) -> CanonicalLoaded:
         """Read the checkpoint into private memory, into a fresh skeleton if the old one was touched."""
         entry = self._resources.models.get(effect.model_id)
-        if entry.agreement is not None:
-            entry.agreement.miss()
-        if effect.fresh:
-            entry.prepared = None
         with answered(Stage.CANONICAL, Code.MODEL_FAILED, f"the weights of {entry.source} could not be loaded"):
+            if entry.agreement is not None:
+                entry.agreement.miss(entry.name, budget)
+            if effect.fresh:
+                entry.prepared = None
             return self._load_canonical(entry, budget)
 
     def _load_canonical(self, entry: ModelEntry, budget: Budget) -> CanonicalLoaded:

@@ -1,26 +1,40 @@
 """How an attached model's blocks travel: rank by rank, or gathered with other ranks."""
 
+import time
 from collections.abc import Callable
 
 from ...dlo.gather.ranks import RankGroup
 from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
+from ...hwr.identity import artifact_key
 from ...messages.budget import Budget
+from ...messages.identity import ArtifactIdentity
 from ...messages.transport import Attach
 
 
-def open_way(request: Attach, budget: Budget) -> tuple[Way, Callable[[], None]]:
+def open_way(request: Attach, identity: ArtifactIdentity | None, budget: Budget) -> tuple[Way, Callable[[], None]]:
     """The way of an attach, and what ends it after the detach; meets the other ranks if there are any.
 
-    Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config.
+    Those must stream weights of the same ``identity``, where they know one.
+
+    Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config, and what the
+    budget raises.
     """
     policy = request.gather
     if policy is None or len(policy.ranks) == 1:
         return RankLocal(), _nothing
-    left_s = budget.remaining_s()
-    join_s = policy.join_s if left_s is None else max(min(policy.join_s, left_s), 0.001)
-    ranks = RankGroup.join(policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=join_s)
-    way = Gathering(ranks, join_s=join_s, choose=policy.choose)
+    until_s = time.monotonic() + policy.join_s
+    ranks = RankGroup.join(
+        policy.ranks, name="weights", deadline_s=policy.deadline_s, join_s=policy.join_s, budget=budget
+    )
+    way = Gathering(
+        ranks,
+        join_s=until_s - time.monotonic(),
+        choose=policy.choose,
+        weights=None if identity is None else artifact_key(identity),
+        slots=request.slots,
+        budget=budget,
+    )
     return way, way.close
 
 

@@ -10,44 +10,113 @@ from typing import Final
 
 from torch.distributed import distributed_c10d as c10d
 
+from ...messages.budget import Budget
+from ...messages.failure import HostWeightsError
+
 POLL_S: Final = 0.01
+GRACE_S: Final = 1.0
+"""For a store to answer what it was asked last, after the limit."""
 GONE: Final = "-"
 """In place of the mark of a rank that is not there any more."""
 
 _MEETING: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
 """One meeting of a key at a time in this process: the store has one place for each rank."""
+_MET: Final[defaultdict[str, frozenset[str]]] = defaultdict(frozenset)
+"""The marks of a key's last meeting that this process led: a rank that has not looked since has not gone yet."""
 
 
-def meet(store: "c10d.Store", key: str, ranks: Sequence[int], rank: int, limit_s: float) -> "c10d.Store":
+def meet(
+    store: "c10d.Store", key: str, ranks: Sequence[int], rank: int, limit_s: float, budget: Budget | None = None
+) -> "c10d.Store":
     """A part of ``store`` for ``ranks``, all of which are here now; ``rank`` is this one's place among them.
 
-    The first says who meets, once every other rank has left its mark; a rank that gives up takes its mark away. So the
-    number of earlier tries, which may differ among the ranks, does not matter. Raises TimeoutError with who is missing.
+    The first says who meets, once every other rank has left a mark that it has not met yet; a rank that gives up takes
+    its mark away. So the number of earlier tries, which may differ among the ranks, does not matter. Raises
+    TimeoutError with who is missing, and what ``budget`` raises.
+
+    No call of a store ends within a given time, and the process that serves it may be stopped: a thread makes them,
+    which is left behind then.
     """
     until_s = time.monotonic() + limit_s
-    if not _MEETING[key].acquire(timeout=limit_s):
-        raise TimeoutError("another attach or load of this process waits there")
+    wait = _Wait(until_s)
     place = c10d.PrefixStore(key, store)
+    found: list[str | Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(_meet(place, key, ranks, rank, wait))
+        except Exception as failed:  # noqa: BLE001 - raised by the one who waits
+            found.append(failed)
+
+    thread = threading.Thread(target=work, name="hostweights-meeting", daemon=True)
+    thread.start()
     try:
-        meeting = _lead(place, ranks, until_s) if rank == 0 else _follow(place, ranks, rank, until_s)
-    finally:
-        _MEETING[key].release()
+        _outlast(thread, until_s + GRACE_S, budget)
+    except HostWeightsError:  # the budget's
+        wait.end()
+        thread.join(GRACE_S)
+        raise
+    (meeting,) = found
+    if isinstance(meeting, Exception):
+        raise meeting
     return c10d.PrefixStore(meeting, place)
 
 
-def _lead(place: "c10d.Store", ranks: Sequence[int], until_s: float) -> str:
+def _outlast(thread: threading.Thread, until_s: float, budget: Budget | None) -> None:
+    while True:
+        thread.join(POLL_S)
+        if not thread.is_alive():
+            return
+        if budget is not None:
+            budget.check()
+        if time.monotonic() > until_s:
+            text = (
+                "the store of the default process group does not answer; the process that serves it, rank 0's unless a "
+                "launcher's does, is stopped or cannot be reached"
+            )
+            raise TimeoutError(text)
+
+
+class _Wait:
+    """Waits a little, again and again, until the time or until the caller has given up."""
+
+    def __init__(self, until_s: float) -> None:
+        self._until_s = until_s
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """The caller gave up."""
+        self._ended.set()
+
+    def once(self, text: str) -> None:
+        """``text`` says what for, if it was in vain."""
+        if self._ended.wait(POLL_S) or time.monotonic() > self._until_s:
+            raise TimeoutError(text)
+
+
+def _meet(place: "c10d.Store", key: str, ranks: Sequence[int], rank: int, wait: _Wait) -> str:
+    while not _MEETING[key].acquire(blocking=False):
+        wait.once("another attach or load of this process waits there")
+    try:
+        return _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
+    finally:
+        _MEETING[key].release()
+
+
+def _lead(place: "c10d.Store", key: str, ranks: Sequence[int], wait: _Wait) -> str:
     meeting = uuid.uuid4().hex
     while True:
         marks = [_left_mark(place, rank) for rank in range(1, len(ranks))]
-        missing = [rank for rank, mark in zip(ranks[1:], marks, strict=True) if mark == GONE]
+        missing = [rank for rank, mark in zip(ranks[1:], marks, strict=True) if mark == GONE or mark in _MET[key]]
         if not missing:
             break
-        _wait(until_s, f"ranks {missing} did not come")
+        wait.once(f"ranks {missing} did not come")
     place.set("meeting", " ".join([meeting, *marks]))
+    _MET[key] = frozenset(marks)
     return meeting
 
 
-def _follow(place: "c10d.Store", ranks: Sequence[int], rank: int, until_s: float) -> str:
+def _follow(place: "c10d.Store", ranks: Sequence[int], rank: int, wait: _Wait) -> str:
     mine = uuid.uuid4().hex
     place.set(_mark(rank), mine)
     try:
@@ -56,7 +125,7 @@ def _follow(place: "c10d.Store", ranks: Sequence[int], rank: int, until_s: float
                 meeting, *marks = place.get("meeting").decode().split()
                 if mine in marks:
                     return meeting
-            _wait(until_s, f"rank {ranks[0]}, which says who meets, did not come, or others did not")
+            wait.once(f"rank {ranks[0]}, which says who meets, did not come, or others did not")
     finally:
         with suppress(Exception):  # the store went with its process
             place.set(_mark(rank), GONE)
@@ -69,9 +138,3 @@ def _left_mark(place: "c10d.Store", rank: int) -> str:
 
 def _mark(rank: int) -> str:
     return f"here/{rank}"
-
-
-def _wait(until_s: float, text: str) -> None:
-    if time.monotonic() > until_s:
-        raise TimeoutError(text)
-    time.sleep(POLL_S)

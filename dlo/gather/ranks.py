@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ...messages.budget import Budget
 from ...messages.failure import Code, HostWeightsError, Stage, error
 from .meeting import meet
 from .presence import Presence, own_presence, why_absent
@@ -50,12 +51,19 @@ class RankGroup:
 
     @classmethod
     def join(
-        cls, ranks: Sequence[int], *, name: str, deadline_s: float = DEADLINE_S, join_s: float = JOIN_S
+        cls,
+        ranks: Sequence[int],
+        *,
+        name: str,
+        deadline_s: float = DEADLINE_S,
+        join_s: float = JOIN_S,
+        budget: Budget | None = None,
     ) -> "RankGroup":
         """Meet the others of ``ranks`` (global ranks, the same on all), by the store of the default process group.
 
         A group of one meets nobody. Raises HostWeightsError: invalid_config if torch.distributed is not initialised or
-        this process is not among ``ranks``; group_broken if the others do not come within ``join_s``.
+        this process is not among ``ranks``; group_broken if the others do not come within ``join_s``, or are
+        ``deadline_s`` behind when they have; what ``budget`` raises, while it waits for them.
         """
         ranks = tuple(ranks)
         if len(ranks) == 1:
@@ -70,14 +78,16 @@ class RankGroup:
         key = f"hostweights/{name}/{'-'.join(map(str, ranks))}"
         until_s = time.monotonic() + join_s
         try:
-            store = meet(c10d._get_default_store(), key, ranks, rank, join_s)  # noqa: SLF001 - torch lists it not
-            left_s = timedelta(seconds=max(until_s - time.monotonic(), 0.001))
-            group = c10d.ProcessGroupGloo(store, rank, len(ranks), left_s)
+            store = meet(c10d._get_default_store(), key, ranks, rank, join_s, budget)  # noqa: SLF001 - torch lists it not
+            left_s = within(max(until_s - time.monotonic(), deadline_s), budget)
+            group = c10d.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=left_s))
             made = cls(ranks, rank, group, deadline_s, store)  # type: ignore[arg-type]  # a backend has what is used of a group
+        except HostWeightsError:
+            raise  # the budget's
         except Exception as exc:
             text = f"not all of the ranks {list(ranks)} came to group {name!r} within {join_s:g} s: {exc}"
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, group=name) from exc
-        found = made.exchange(own_presence(), f"joining {name!r}", join_s)
+        found = made.exchange(own_presence(), f"joining {name!r}", left_s)
         made._presences = [(row[0], row[1], row[2]) for row in found]
         return made
 
@@ -168,6 +178,12 @@ class RankGroup:
 
 def _nothing() -> None:
     """One rank waits for nobody."""
+
+
+def within(limit_s: float, budget: Budget | None) -> float:
+    """The limit, or what is left of the budget if that is less, as seconds that torch takes."""
+    left_s = None if budget is None else budget.remaining_s()
+    return max(limit_s if left_s is None else min(limit_s, left_s), 0.001)
 
 
 def lost_text(ranks: RankGroup) -> str:

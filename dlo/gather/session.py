@@ -1,7 +1,7 @@
 """The gathers of one attached model: the same blocks in the same order on all ranks, checked before each."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -61,13 +61,13 @@ class Session:
         rows = self._ranks.exchange([self._count, block, failure is not None], f"block {name!r}")
         self._count += 1
         self._check_order(rows)
+        for event in after:  # also where it failed: the slot's readers are forgotten with this block
+            settle(event)
         failed = [rank for rank, (_, _, bad) in zip(self._ranks.ranks, rows, strict=True) if bad]
         if failed:
             text = f"rank {failed[0]} could not copy its part of block {name!r}"
             text += "; its own log says why" if failure is None else f": {type(failure).__name__}: {failure}"
             raise error(Stage.TRANSPORT, Code.COPY_FAILED, text, retryable=True, block=name, rank=failed[0])
-        for event in after:
-            settle(event)
         return self._collective.start(slot, part, f"block {name!r}") if slot.numel() else None
 
     def slowest(self, seconds: float | None) -> float | None:
@@ -99,17 +99,34 @@ class Session:
         return "times" if block == TIMES else self._plans[block].name
 
 
-def open_session(ranks: RankGroup, collective: Collective, plans: Sequence[BlockPlan], join_s: float) -> Session:
-    """Compare the blocks of all ranks, by name, size and layout, before the first is gathered.
+def open_session(
+    ranks: RankGroup,
+    collective: Collective,
+    plans: Sequence[BlockPlan],
+    left_s: Callable[[], float],
+    same: Mapping[str, int],
+    weights: str | None,
+) -> Session:
+    """Compare the blocks of all ranks, by name, size, layout and ``weights``, before the first is gathered.
 
-    Raises HostWeightsError(group_mismatch) that names the first block that differs.
+    ``left_s`` says how long others may take. ``same`` are arguments, by name, that all ranks must have alike.
+    ``weights`` is the hexadecimal digest of what the bytes are, equal where they are; None is compared with nothing.
+    Raises HostWeightsError(group_mismatch) that names the first block that differs, or the argument, or the weights.
     """
-    rows = ranks.exchange([len(plans)], "attaching", join_s)
-    if len(set(rows)) > 1:
-        said = ", ".join(f"rank {rank} {count}" for rank, (count,) in zip(ranks.ranks, rows, strict=True))
-        text = f"the ranks attach different numbers of blocks ({said}); load the same model on all of them"
+    mine = [0 if weights is None else _number(weights), len(plans), *same.values()]
+    identities, counts, *others = zip(*ranks.exchange(mine, "attaching", left_s()), strict=True)
+    if len(set(counts)) > 1:
+        text = (
+            f"the ranks attach different numbers of blocks ({_said(ranks, counts)}); load the same model on all of them"
+        )
         raise ranks.lose(_mismatch(text, plans[-1].name))
-    prints = ranks.exchange([_print(plan) for plan in plans], "attaching")
+    for name, values in zip(same, others, strict=True):
+        if len(set(values)) > 1:
+            text = (
+                f"the ranks attach with different {name} ({_said(ranks, values)}); attach with the same on all of them"
+            )
+            raise ranks.lose(_mismatch(text, plans[0].name))
+    prints = ranks.exchange([_print(plan) for plan in plans], "attaching", left_s())
     for index, plan in enumerate(plans):
         if len({row[index] for row in prints}) > 1:
             text = (
@@ -117,7 +134,23 @@ def open_session(ranks: RankGroup, collective: Collective, plans: Sequence[Block
                 "name, size or layout; load the same artifact on all of them"
             )
             raise ranks.lose(_mismatch(text, plan.name))
+    if len({each for each in identities if each}) > 1:
+        said = _said(ranks, [f"{each:015x}" if each else "unknown ones" for each in identities])
+        text = (
+            f"the ranks attach different weights of equal layout ({said}); load the same artifact on all of them, and "
+            "attach several models one after the other, in the same order on all ranks"
+        )
+        raise ranks.lose(_mismatch(text, plans[0].name))
     return Session(ranks, collective, plans)
+
+
+def _said(ranks: RankGroup, values: Sequence[object]) -> str:
+    return ", ".join(f"rank {rank} {value}" for rank, value in zip(ranks.ranks, values, strict=True))
+
+
+def _number(digest: str) -> int:
+    """As many of a hexadecimal digest's first bits as travel; 0, which stands for none, is as unlikely as any other."""
+    return int(digest[:15], 16)
 
 
 def _print(plan: BlockPlan) -> int:

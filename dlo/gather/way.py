@@ -1,16 +1,20 @@
 """Gathering as a way for blocks to travel: opened on all ranks of a group together."""
 
+import time
+
 import torch
 
+from ...messages.budget import Budget
 from ...messages.failure import Code, Stage, error
 from ...messages.transport import GatheringInfo, RegistrationPolicy
 from ..contract import Device, HostBacking, Stream
+from ..depth import LEAST_SLOTS
 from ..packed.contract import UnpackingBacking
 from ..transfer import RankLocal, Transfer, open_transfer
 from .choosing import ChoosingTransfer, Rounds
 from .collective import Collective, open_collective
 from .cut import Cut
-from .ranks import JOIN_S, RankGroup
+from .ranks import JOIN_S, RankGroup, within
 from .session import Session, open_session
 from .shards import ShardBacking, WholeAndPart
 from .transfer import GatherTransfer, Lanes
@@ -21,6 +25,9 @@ class Gathering:
 
     A group of one rank gathers nothing: its blocks travel rank by rank. ``close`` after the detach: it leaves ``ranks``
     and destroys what was made here. With ``choose`` the ranks measure whether whole blocks come sooner, and go by that.
+    ``weights`` is the hexadecimal digest of what the model's bytes are, ``slots`` how many the ring is given: ranks
+    that differ in any of these are refused when they meet. Until the attach is done ranks wait for each other for
+    ``join_s`` in all, or the group's deadline where that is later, and no longer than ``budget`` lasts.
     """
 
     def __init__(
@@ -29,10 +36,16 @@ class Gathering:
         *,
         join_s: float = JOIN_S,
         choose: bool = False,
+        weights: str | None = None,
+        slots: int | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._ranks = ranks
         self._choose = choose
-        self._join_s = join_s
+        self._weights = weights
+        self._slots = slots
+        self._until_s = time.monotonic() + join_s
+        self._budget = budget
         self._collective: Collective | None = None
         self._session: Session | None = None
         self._lanes: Lanes | None = None
@@ -73,6 +86,12 @@ class Gathering:
             raise
         return self._opened
 
+    def ready(self) -> None:
+        """Return once all ranks are as far, so that an attach fails on all of them or on none; raises group_broken."""
+        if self._ranks.size > 1:
+            self._ranks.exchange([0], "attaching", self._left_s())
+        self._budget = None
+
     def gathering(self) -> GatheringInfo | None:
         """Of the transfer opened last."""
         return None if self._opened is None else self._opened.gathering()
@@ -103,5 +122,12 @@ class Gathering:
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)
         self._lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
         with torch.inference_mode(mode=False):
-            self._collective = open_collective(self._ranks, device.torch_device, self._join_s)
-            self._session = open_session(self._ranks, self._collective, backing.blocks, self._join_s)
+            self._collective = open_collective(self._ranks, device.torch_device, self._left_s())
+            slots = min(self._slots or LEAST_SLOTS, len(backing.blocks))
+            same = {"slots": slots, "choose": int(self._choose)}
+            self._session = open_session(
+                self._ranks, self._collective, backing.blocks, self._left_s, same, self._weights
+            )
+
+    def _left_s(self) -> float:
+        return within(max(self._until_s - time.monotonic(), self._ranks.deadline_s), self._budget)

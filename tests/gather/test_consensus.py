@@ -62,3 +62,38 @@ def test_C4_a_rank_that_never_loads_fails_the_others_by_the_deadline_with_no_mod
     with pool(2, CODE.replace("20.0", "1.0"), root, source, "preferred", 1) as ranks:
         ranks.children[0].tell()
         assert ranks.children[0].line().startswith("group_broken 0")
+
+
+def revisions(tmp_path: Path) -> list[Path]:
+    """Of one model; the first is published for every rank, the others for rank 0 alone."""
+    sources = []
+    for seed in range(4):
+        (folder := tmp_path / f"revision-{seed}").mkdir()
+        sources.append(make_checkpoint(folder, FAULTY_BLOCKS, seed=seed))
+        for rank in (0, 1) if seed == 0 else (0,):
+            warm(Config(root=str(tmp_path / f"store-{rank}")), lambda: Tiny(FAULTY_BLOCKS), sources[-1])
+    return sources
+
+
+LOADS = "import sys\nserve_loads(sys.argv[4], sys.argv[5], *{order}(sys.argv[6:]))"
+
+
+def test_C4_loads_of_several_models_at_once_are_agreed_on_one_by_one(tmp_path: Path) -> None:
+    sources = revisions(tmp_path)
+    with pool(2, LOADS.format(order=""), tmp_path / "store", "", *sources) as ranks:
+        assert ranks.lines() == ["local_hit canonical canonical canonical"] * 2
+
+
+def test_C4_loads_of_different_models_that_meet_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    sources = revisions(tmp_path)[:2]
+    order = "(sorted if dist.get_rank() else list)"
+    sources.reverse()
+    with pool(2, LOADS.format(order=order), tmp_path / "store", "folder", *sources) as ranks:
+        assert ranks.lines() == ["group_mismatch group_mismatch"] * 2
+
+
+def test_C4_ranks_may_read_what_they_load_together_from_files_of_their_own(tmp_path: Path) -> None:
+    sources = revisions(tmp_path)[:2]
+    order = "(lambda all: [all[dist.get_rank()]])"
+    with pool(2, LOADS.format(order=order), tmp_path / "store", "", *sources) as ranks:
+        assert ranks.lines() == ["canonical"] * 2

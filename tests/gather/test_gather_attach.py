@@ -39,3 +39,24 @@ def test_C4_a_rank_that_came_in_vain_meets_the_others_when_they_come(bad_rank: i
         lines = ranks.lines()
         assert lines.pop(bad_rank) == "['group_broken', 'group_broken'] [(0,), (1,)]"
         assert lines == ["[] [(0,), (1,)]"]
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_C4_an_attach_that_fails_on_one_rank_fails_on_all(room: int) -> None:
+    with pool(3, f"serve_room({room})") as ranks:
+        assert ranks.lines() == ["group_broken True []"] * 2 + ["no room True []"]
+
+
+@pytest.mark.parametrize(
+    ("each_ranks", "said"),
+    [
+        ("(2, False), (4, False)", "group_mismatch the ranks attach with different slots (rank 0 2, rank 1 4)"),
+        ("(2, False), (2, True)", "group_mismatch the ranks attach with different choose (rank 0 0, rank 1 1)"),
+        ("(None, False), (2, False)", "attached"),
+        ("(4, True), (9, True)", "attached"),
+    ],
+)
+def test_C4_arguments_that_must_be_equal_are_compared_when_ranks_attach(each_ranks: str, said: str) -> None:
+    with pool(2, f"serve_arguments({each_ranks})") as ranks:
+        for line in ranks.lines():
+            assert line.startswith(said)

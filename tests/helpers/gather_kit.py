@@ -13,7 +13,16 @@ from torch.distributed.device_mesh import init_device_mesh
 import quant_kit
 from child_kit import say
 from dlo_support import library_threads
-from hostweights import Config, HostWeights, Mode, ModelRecord, Representation, WeightGroup, open_sync
+from hostweights import (
+    Config,
+    HostWeights,
+    Mode,
+    ModelRecord,
+    ProductionPolicy,
+    Representation,
+    WeightGroup,
+    open_sync,
+)
 from hostweights.messages.failure import HostWeightsError
 from hostweights.messages.transport import BackingChoice
 from packed_model import Packable, forward, packing_config
@@ -109,3 +118,29 @@ async def _packed(root: Path, source: str, choose: bool, choice: BackingChoice) 
         assert (stats.gathering.local_block_s is not None) == choose
         await attachment.detach()
         assert torch.equal(forward(loaded.module), expected)
+
+
+def serve_weights(root: str, *each_ranks: str) -> None:
+    """Load from a store of this rank's own as ``mode:source`` says and gather, before and after an adoption.
+
+    Says how the attach ended and whether all outputs were right.
+    """
+    mode, source = each_ranks[dist.get_rank()].split(":")
+    policy = ProductionPolicy(publish_after_load=False)
+    with open_sync(Config(root=f"{root}-{dist.get_rank()}", mode=Mode(mode), production=policy)) as host:
+        loaded = host.load(factory(FAULTY_BLOCKS), source)
+        expected = run(loaded.module)
+        equal, code = [], "attached"
+        try:
+            group = WeightGroup(ranks=tuple(range(dist.get_world_size())), deadline_s=20.0)
+            attachment = host.attach(loaded, gather=group)
+            equal.append(torch.equal(run(loaded.module), expected))
+            if mode == "preferred":
+                host.adopt(loaded)
+            equal.append(torch.equal(run(loaded.module), expected))
+            host.detach(attachment)
+        except HostWeightsError as failed:
+            code = f"{failed.code} {failed}"
+        equal.append(torch.equal(run(loaded.module), expected))
+        host.unload(loaded)
+    say(f"{all(equal)} {code}".replace("\n", " "))

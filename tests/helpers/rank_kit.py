@@ -1,12 +1,15 @@
 """Ranks of a group as child processes: what they run, and how a test talks to all of them at once."""
 
+import asyncio
 import copy
 import json
 import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +20,8 @@ from torch import nn
 from child_kit import Child, say, wait_for_parent
 from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
-from hostweights import Config, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
+from hostweights import Config, HostWeights, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
+from hostweights.actors.kernel.blocking import in_own_thread
 from hostweights.dlo import BlockMap, PrivateBacking, Streamer, open_device
 from hostweights.dlo.contract import Device
 from hostweights.dlo.gather import choosing
@@ -225,6 +229,41 @@ def serve_attach(*hidden: int) -> None:
     say(f"{torch.equal(compute(model), expected)} {library_threads()} {code}")
 
 
+def serve_room(room: int) -> None:
+    """The last rank's device has memory for so many allocations; says how the attach ended and what it left."""
+    model = Stacks([8, 30, 5, 12], [], seed=0)
+    expected = compute(model)
+    device = ProbeDevice(open_device("cpu"))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        device.allocations_allowed = room
+    way, backing = gathering("room"), PrivateBacking(model, blocks_of(model))
+    said = "attached"
+    try:
+        Streamer.attach(model, blocks_of(model), device, backing, way=way).detach(terminal=False)
+    except Exception as failed:  # noqa: BLE001 - told to the test
+        said = f"{failed.code}" if isinstance(failed, HostWeightsError) else "no room"
+    way.close()
+    device.close()
+    say(f"{said} {torch.equal(compute(model), expected)} {library_threads()}")
+
+
+def serve_arguments(*each_ranks: tuple[int | None, bool]) -> None:
+    """Attach with slots and choice of this rank's own; says how that ended."""
+    slots, choose = each_ranks[dist.get_rank()]
+    model = Stacks([8, 30, 5, 12], [], seed=0)
+    device = open_device("cpu")
+    way = Gathering(RankGroup.join(range(dist.get_world_size()), name="attach"), choose=choose, slots=slots)
+    backing = PrivateBacking(model, blocks_of(model))
+    said = "attached"
+    try:
+        Streamer.attach(model, blocks_of(model), device, backing, slots=slots, way=way).detach(terminal=False)
+    except HostWeightsError as failed:
+        said = f"{failed.code} {failed}"
+    way.close()
+    device.close()
+    say(said)
+
+
 def serve_copy_failure(copies_before: int) -> None:
     """On the last rank one copy of a part fails, once; says what the forward did and that the next ones are right."""
     model = Stacks([8, 30, 5, 12], [], seed=0)
@@ -309,6 +348,20 @@ def serve_vain(bad_rank: int) -> None:
     group = RankGroup.join(ranks, name="vain", join_s=20.0)
     say(f"{codes} {group.exchange([dist.get_rank()], 'meeting')}")
     group.close()
+
+
+def serve_joins(count: int, join_s: float) -> None:
+    """As many threads join under one name at once; says whom each of them met."""
+
+    def join() -> list[int]:
+        group = RankGroup.join(range(dist.get_world_size()), name="joins", join_s=join_s)
+        met = [rank for (rank,) in group.exchange([dist.get_rank()], "meeting")]
+        group.close()
+        return met
+
+    with ThreadPoolExecutor(count) as threads:
+        met = [each.result() for each in [threads.submit(join) for _ in range(count)]]
+    say(json.dumps(met))
 
 
 def serve_rebase(folder: str, *, choose: bool) -> None:
@@ -398,6 +451,137 @@ def serve_load(root: str, source: str, mode: str, tp_size: int, join_s: float) -
             return
         say(f"{loaded.report.outcome} {loaded.report.key} {len(host.leases())}")
         host.unload(loaded)
+
+
+def serve_loads(root: str, name: str, *sources: str) -> None:
+    """Load all sources together with the other ranks, at once but in the order of this rank; says each outcome.
+
+    Each rank's store is its own; ``name`` may be empty, or ``folder`` for the name of each source's folder. On the last
+    rank the first load lets the others overtake it, if they can.
+    """
+    policy = ProductionPolicy(publish_after_load=False)
+    overtaken = threading.Event()
+
+    def make(source: str) -> Tiny:
+        if source != sources[0]:
+            overtaken.set()
+        elif len(sources) > 1 and dist.get_rank() == dist.get_world_size() - 1:
+            overtaken.wait(0.5)
+        return Tiny(FAULTY_BLOCKS)
+
+    def named(source: str) -> str | None:
+        return Path(source).parent.name if name == "folder" else name or None
+
+    async def load_all() -> list[str]:
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())), join_s=20.0)
+        async with HostWeights(Config(root=f"{root}-{dist.get_rank()}", production=policy)) as host:
+
+            async def outcome(source: str) -> str:
+                try:
+                    loaded = await host.load(lambda: make(source), source, name=named(source), together=group)
+                except HostWeightsError as failed:
+                    return failed.code.value
+                return loaded.report.outcome.value
+
+            return await asyncio.gather(*map(outcome, sources))
+
+    say(" ".join(asyncio.run(load_all())))
+
+
+def serve_waits(root: str, source: str, what: str) -> None:
+    """One rank loads or attaches and no other comes; end that in one way, say how, and that the host can go on."""
+    call, end, rank = what.split()
+    if dist.get_rank() != int(rank):
+        wait_for_parent()
+        return
+
+    async def wait_in_vain() -> str:
+        loop, met = asyncio.get_running_loop(), asyncio.Event()
+        join = RankGroup.join
+
+        def joining(*ranks: Sequence[int], **how: object) -> RankGroup:
+            loop.call_soon_threadsafe(met.set)
+            return join(*ranks, **how)  # type: ignore[arg-type]  # as it was called
+
+        host = await HostWeights(Config(root=root, mode=Mode.REQUIRED)).open()
+        loaded = await host.load(factory(FAULTY_BLOCKS), source)
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())))
+        limit_s = 0.5 if end == "timeout" else None
+        RankGroup.join = joining  # type: ignore[method-assign]  # to see when it waits
+        waiting: asyncio.Task[object] = asyncio.create_task(
+            host.load(factory(FAULTY_BLOCKS), source, together=group, timeout_s=limit_s)
+            if call == "load"
+            else host.attach(loaded, gather=group, timeout_s=limit_s)
+        )
+        await met.wait()
+        if end == "cancel":
+            waiting.cancel()
+        elif end == "close":
+            await host.close()
+        try:
+            await waiting
+            code = "none"
+        except asyncio.CancelledError:
+            code = "cancelled"
+        except HostWeightsError as failed:
+            code = failed.code.value
+        if end != "close":
+            await host.unload(await host.load(factory(FAULTY_BLOCKS), source))
+            await host.close()
+        return code
+
+    say(f"{asyncio.run(wait_in_vain())} {library_threads()}")
+
+
+def serve_stopped(root: str, source: str, exchanges: int) -> None:
+    """The last rank stops in an attach, after so many exchanges with the others; they say what they are told."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        left, exchange = iter(range(exchanges)), RankGroup.exchange
+
+        def exchanging(self: RankGroup, row: Sequence[int], *how: object) -> list[tuple[int, ...]]:
+            if next(left, None) is None:
+                stop_me()
+            return exchange(self, row, *how)  # type: ignore[arg-type]  # as it was called
+
+        RankGroup.exchange = exchanging  # type: ignore[method-assign, assignment]  # to stop between two steps
+
+    async def attach() -> str:
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())), deadline_s=300.0)
+        async with HostWeights(Config(root=root, mode=Mode.REQUIRED)) as host:
+            loaded = await host.load(factory(FAULTY_BLOCKS), source)
+            try:
+                await host.attach(loaded, gather=group, timeout_s=2.0)
+            except HostWeightsError as failed:
+                return failed.code.value
+        return "attached"
+
+    say(asyncio.run(attach()))
+
+
+def serve_conceding(root: str, source: str, end: str) -> None:
+    """The last rank's load ends before it has looked for its artifact; says what every rank is told."""
+    leaves = dist.get_rank() == dist.get_world_size() - 1
+
+    async def load() -> None:
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())))
+        async with HostWeights(Config(root=root, mode=Mode.REQUIRED)) as host:
+            limit_s = 1e-6 if leaves and end == "timeout" else None
+            loading = asyncio.create_task(host.load(factory(FAULTY_BLOCKS), source, together=group, timeout_s=limit_s))
+            if leaves and end == "cancel":
+                await asyncio.sleep(0)  # it has begun
+                loading.cancel()
+            try:
+                await loading
+            except asyncio.CancelledError:
+                code = "cancelled"
+            except HostWeightsError as failed:
+                code = failed.code.value
+            else:
+                code = "loaded"
+            say(code)
+            await in_own_thread("parent", lambda _: wait_for_parent())
+
+    asyncio.run(load())
 
 
 FAULTY_BLOCKS = 5
@@ -508,16 +692,23 @@ __all__ = [
     "open_device",
     "os",
     "sample",
+    "serve_arguments",
     "serve_attach",
+    "serve_conceding",
     "serve_copy_failure",
     "serve_examples",
     "serve_failure_alone",
     "serve_faulty",
     "serve_hsdp",
     "serve_join",
+    "serve_joins",
     "serve_load",
+    "serve_loads",
     "serve_rebase",
+    "serve_room",
+    "serve_stopped",
     "serve_vain",
+    "serve_waits",
     "signal",
     "stop_me",
     "sys",
