@@ -49,7 +49,9 @@ Death watch
     with the incarnation that asked for it.
 Stop
     A stopped actor accepts nothing. Drained, it handles what is queued before it ends; aborted, it withdraws that and
-    cancels what runs. Stopping or closing twice is harmless.
+    cancels what runs. An actor that is down for a restart when the system closes is not started again for its drain:
+    what is queued for it is withdrawn at once, also for one that goes down with the crashed one. Stopping or closing
+    twice is harmless.
 Foreign cancels
     Only the runtime cancels tasks of actors. A CancelledError that nobody sent is a failure of the handler, like any
     other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the

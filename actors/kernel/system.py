@@ -164,8 +164,9 @@ class ActorSystem:
         """Stop all actors, newest first, against one deadline of ``shutdown_s``; closing twice is harmless.
 
         New messages from outside are refused at once. Each actor handles what is queued (if ``drain``) until the
-        deadline; the rest is withdrawn and running handlers are cancelled. Critical sections and blocking work are
-        waited for, also beyond the deadline. Returns when no task or thread is left; a cancel is raised then.
+        deadline, unless it is down for a restart; the rest is withdrawn and running handlers are cancelled. Critical
+        sections and blocking work are waited for, also beyond the deadline. Returns when no task or thread is left; a
+        cancel is raised then.
         """
         self._refuse_from_inside()
         self._hub.closing = True

@@ -117,6 +117,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_a_stop_overtakes_what_is_queued",
         "test_closing_without_drain_waits_for_sections_and_blocking_work",
     ),
+    "An actor that is down for a restart when": (
+        "test_closing_does_not_wait_for_a_back_off",
+        "test_closing_withdraws_what_is_queued_for_actors_that_are_down_for_a_restart",
+    ),
     "Stopping or closing twice": ("test_stopping_and_closing_twice_is_harmless",),
     "Only the runtime cancels": PREMISE,
     "A CancelledError that nobody": ("test_an_unrequested_cancelled_error_is_a_failure_and_not_a_stop",),

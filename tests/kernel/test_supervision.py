@@ -298,6 +298,25 @@ async def test_closing_does_not_wait_for_a_back_off() -> None:
 
 
 @pytest.mark.asyncio
+async def test_closing_withdraws_what_is_queued_for_actors_that_are_down_for_a_restart() -> None:
+    log: list[str] = []
+    policy = RestartPolicy(backoff_s=3600.0, backoff_limit_s=3600.0, restart_on=(OSError,))
+    async with ActorSystem() as system:
+        for name in ("a", "b"):
+            create = lambda name=name: Counted(log, name)  # noqa: E731 - bound per loop
+            await system.start(ActorSpec(name=name, create=create, accepts=(Do,), restart=policy))
+        with pytest.raises(HandlerFailed):
+            await system.ask("a", Do(what="crash"))
+        while "stopped b" not in log:
+            await asyncio.sleep(0)
+        queued = asyncio.create_task(system.ask("b", Do()))
+        await asyncio.sleep(0)
+    with pytest.raises(ActorStopped):
+        await queued
+    assert log.count("create b") == 1
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("drain", [True, False])
 async def test_closing_does_not_wait_for_the_hook_of_an_actor_that_restarts(drain: bool) -> None:
     log: list[str] = []
