@@ -55,7 +55,8 @@ Stop
 Foreign cancels
     Only the runtime cancels tasks of actors. A CancelledError that nobody sent is a failure of the handler, like any
     other exception. A cancel that someone else sent to an actor's task stops that actor. A handler that swallows the
-    runtime's cancel is tolerated and counted.
+    runtime's cancel is tolerated and counted. Before CPython 3.13 a TaskGroup of which a task fails leaves a cancel on
+    the task it is used in, which looks like someone else's: a handler awaits such a group in a task of its own.
 No orphans
     Every task and thread belongs to an actor; a stopped system has none. An interpreter that ends with a system open
     waits for the blocking calls that run and for the journal's last records, and for nothing more.

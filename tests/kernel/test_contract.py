@@ -128,6 +128,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_a_foreign_cancel_of_the_actor_s_task_stops_it_in_good_order",
         "test_a_foreign_cancel_of_a_running_handler_stops_the_actor_and_tells_its_asker",
     ),
+    "Before CPython 3.13 a TaskGroup": PREMISE,
     "A handler that swallows": ("test_a_handler_that_swallows_its_cancel_is_tolerated_and_counted",),
     "Every task and thread": (
         "test_T77_a_cancel_at_every_loop_pass_tears_and_leaks_nothing",
