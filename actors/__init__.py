@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from ..hwr.models.minimax_h3 import MINIMAX_H3
     from ..hwr.models.whisper import WHISPER
     from ..hwr.records import Merge, ModelRecord, Packing, Regroup, Shard, generic_record
-    from .api import Attachment, HostWeights, LoadedModel
+    from .api import HostWeights, LoadedModel
+    from .attachment import Attachment
     from .directories import ModelSource, describe_directory, list_components, load_diffusers, load_transformers
     from .groups import WeightGroup
     from .publication import Publication
@@ -58,7 +59,7 @@ _HOME: Final = {
     "MINIMAX_H3": "..hwr.models.minimax_h3",
     "WHISPER": "..hwr.models.whisper",
     "Adapter": "..hwr.adapters",
-    "Attachment": ".api",
+    "Attachment": ".attachment",
     "HostWeights": ".api",
     "LoadedModel": ".api",
     "Merge": "..hwr.records",

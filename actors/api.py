@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import uuid4
 
 import torch
@@ -24,27 +24,25 @@ from ..messages.report import PublicationReport, ResolutionReport
 from ..messages.resolver import Resolve, Resolved
 from ..messages.store import LeaseInfo, Leases, ListLeases, Memory, ReadMemory, Release
 from ..messages.transport import (
-    AnnounceForwards,
     Attach,
     Attached,
     AttachmentInfo,
     Attachments,
     BackingChoice,
-    Detach,
     Forget,
     Forgotten,
     ListAttachments,
     ReadRing,
     RegistrationPolicy,
-    ReleaseResident,
-    ResidentReleased,
     Ring,
     RingStats,
 )
 from .arguments import checked_group, checked_message, finite_timeout
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
+from .attachment import Attachment
 from .concessions import Concessions
 from .consensus import Agreement
+from .finishing import to_the_end
 from .kernel.blocking import in_own_thread
 from .kernel.events import Subscription
 from .kernel.instruments import Instruments
@@ -54,7 +52,6 @@ from .resources import ModelEntry
 from .stats import AttachmentStats, HostStats
 
 if TYPE_CHECKING:
-    from ..dlo.timeline import Timeline
     from ..hwr.adapters import Adapter
     from .groups import WeightGroup
 
@@ -107,7 +104,7 @@ class HostWeights:
                 await self._assembly.start()
             except BaseException:
                 with suppress(HostWeightsError):  # the caller is told why it did not open
-                    await _to_the_end(self._assembly.stop())
+                    await to_the_end(self._assembly.stop())
                 raise
         return self
 
@@ -243,7 +240,7 @@ class HostWeights:
         try:
             return await publication.wait()
         except asyncio.CancelledError:
-            await _to_the_end(publication.cancel())
+            await to_the_end(publication.cancel())
             raise
 
     async def attach(
@@ -293,7 +290,7 @@ class HostWeights:
         )
         attach = self._ask(TRANSPORT, request, Attached, timeout_s)
         attached = await (attach if gather is None else self._loads.run(attach, f"attach {model.model_id}"))
-        return Attachment(self, attached.info)
+        return Attachment(self._assembly, attached.info)
 
     async def unload(self, model: "LoadedModel") -> None:
         """Cancel the model's publications, stop its streaming, give its leases back and forget it.
@@ -301,7 +298,7 @@ class HostWeights:
         Idempotent; never torn by a cancel; after an error, call it again. Attach and publish are refused from its start
         on (model_unknown). The module stays usable by its user.
         """
-        await _to_the_end(self._unload(model))
+        await to_the_end(self._unload(model))
 
     async def _unload(self, model: "LoadedModel") -> None:
         self._unloading.add(model.model_id)
@@ -375,7 +372,7 @@ class HostWeights:
         Idempotent, also beside another close; one that comes while it opens waits for that, and closes it then. A
         cancel does not tear it: it goes on once everything is down.
         """
-        await _to_the_end(self._close())
+        await to_the_end(self._close())
 
     async def _close(self) -> None:
         async with self._turn:
@@ -437,56 +434,6 @@ class LoadedModel:
         await self._host.unload(self)
 
 
-class Attachment:
-    """A model that streams."""
-
-    def __init__(self, host: HostWeights, info: AttachmentInfo) -> None:
-        self._assembly = host._assembly  # noqa: SLF001  one module, one owner
-        self.info = info
-
-    async def stats(self) -> RingStats:
-        """Counters of the ring since it was attached."""
-        answer = await self._assembly.ask(TRANSPORT, ReadRing(attachment_id=self.info.attachment_id))
-        assert isinstance(answer, Ring)
-        return answer.stats
-
-    async def announce(self, forwards: int) -> None:
-        """Say how many forwards follow, so that the last one prefetches nothing in vain."""
-        request = checked_message(AnnounceForwards(attachment_id=self.info.attachment_id, forwards=forwards))
-        await self._assembly.ask(TRANSPORT, request)
-
-    async def release(self) -> int:
-        """Let the blocks that are kept on the device leave it until the next forward; returns the bytes let go.
-
-        Those in use at the moment stay.
-        """
-        answer = await self._assembly.ask(TRANSPORT, ReleaseResident(attachment_id=self.info.attachment_id))
-        assert isinstance(answer, ResidentReleased)
-        return answer.released_bytes
-
-    @asynccontextmanager
-    async def record(self) -> AsyncIterator["Timeline"]:
-        """Record when each block is copied, waited for and computed: ``async with attachment.record() as timeline``.
-
-        After the block the timeline has ``intervals``, ``table()`` (the stall table) and ``chrome_trace()``. Costs four
-        events a block. Raises HostWeightsError: unsupported if a recording is under way, not_attached.
-        """
-        recording = self._assembly.resources.attachments.get(self.info.attachment_id).streamer.record()
-        timeline = await in_own_thread(
-            "hostweights-record",
-            lambda _: recording.__enter__(),  # it may wait for a forward that waits for other ranks
-            lambda _: recording.__exit__(None, None, None),
-        )
-        try:
-            yield timeline
-        finally:
-            await _to_the_end(in_own_thread("hostweights-record", lambda _: recording.__exit__(None, None, None)))
-
-    async def detach(self, *, terminal: bool = False) -> None:
-        """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""
-        await self._assembly.insist(TRANSPORT, Detach(attachment_id=self.info.attachment_id, terminal=terminal))
-
-
 def _warn(report: ResolutionReport) -> None:
     """A mode that could not apply says so loudly."""
     for attempt in report.attempts:
@@ -496,17 +443,3 @@ def _warn(report: ResolutionReport) -> None:
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}-{uuid4().hex}"
-
-
-async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
-    """Run work to its end although the caller is cancelled, however often; then let the cancel go on."""
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as caught:
-            cancelled = caught
-    task.result()
-    if cancelled is not None:
-        raise cancelled

@@ -17,7 +17,8 @@ from ..messages.failure import Code, Stage, error
 from ..messages.report import PublicationReport
 from ..messages.store import LeaseInfo, Memory
 from ..messages.transport import RingStats
-from .api import Attachment, HostWeights, LoadedModel
+from .api import HostWeights, LoadedModel
+from .attachment import Attachment
 from .directories import load_diffusers, load_transformers
 from .kernel.at_exit import AtExit
 

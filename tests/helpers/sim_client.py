@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from hostweights.actors.api import Attachment, HostWeights, LoadedModel
+from hostweights.actors.api import HostWeights, LoadedModel
+from hostweights.actors.attachment import Attachment
 from hostweights.messages.config import Config, Mode
 from hostweights.messages.failure import Code, HostWeightsError
 from hostweights.messages.transport import BackingChoice
