@@ -15,8 +15,10 @@ from cuda_fake import FakeCuda, fake_device
 from dlo_support import KINDS, FileLease, Stack, discover, make_backing
 from hostweights.dlo import open_device
 from hostweights.dlo.contract import Event
+from hostweights.dlo.gather.collective import HostCollective
 from hostweights.dlo.gather.cut import Cut
 from hostweights.dlo.gather.ranks import RankGroup
+from hostweights.dlo.gather.session import Session
 from hostweights.dlo.gather.shards import ShardBacking
 from hostweights.dlo.gather.transfer import GatherTransfer, Lanes
 from hostweights.dlo.gather.way import Gathering
@@ -188,3 +190,33 @@ def test_C4_several_ranks_without_torch_distributed_are_refused() -> None:
     with pytest.raises(HostWeightsError, match="init_process_group") as refused:
         RankGroup.join([0, 1], name="none")
     assert refused.value.code is Code.INVALID_CONFIG
+
+
+class OtherFailed(RankGroup):
+    """Two ranks, of which the other one could not copy its part."""
+
+    def exchange(self, row: Sequence[int], what: str, deadline_s: float | None = None) -> list[tuple[int, ...]]:  # noqa: ARG002  as any group's
+        return [tuple(row), (*row[:2], 1)]
+
+
+class Reader:
+    """A kernel that reads a slot."""
+
+    over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        self.over = True
+
+
+def test_C4_a_block_that_fails_on_another_rank_leaves_its_slot_when_nobody_reads_it() -> None:
+    model = Stack([30, 5])
+    plans = make_backing("private", model, discover(model), Path()).blocks
+    ranks, reader = OtherFailed((0, 1), 0, None, 1.0), Reader()
+    session = Session(ranks, HostCollective(ranks), plans)
+    with pytest.raises(HostWeightsError) as failed:
+        session.begin(0, torch.empty(0), torch.empty(0), None, [reader])
+    assert failed.value.code is Code.COPY_FAILED
+    assert reader.over
