@@ -124,8 +124,9 @@ async def test_an_offer_that_found_no_room_in_time_says_so_and_leaves_nothing() 
         assert actor.seen == [0, 1, 2, 4, 5]
 
 
-async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
-    """A withdrawn ask makes room, and the first in line is cancelled in that moment; nothing else makes room."""
+@asynccontextmanager
+async def filled_by_an_ask() -> AsyncIterator[tuple[ActorSystem, Held, asyncio.Task[Message]]]:
+    """A mailbox of one place, taken by an ask that may be withdrawn, behind a handler that is held."""
     async with ActorSystem() as system:
         actor = Held()
         await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
@@ -133,6 +134,12 @@ async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
         await passes(5)
         queued = asyncio.create_task(system.ask("a", Do(n=1)))
         await passes(1)
+        yield system, actor, queued
+
+
+async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
+    """A withdrawn ask makes room, and the first in line is cancelled in that moment; nothing else makes room."""
+    async with filled_by_an_ask() as (system, actor, queued):
         first = asyncio.create_task(system.offer("a", Do(n=2)))
         second = asyncio.create_task(system.offer("a", Do(n=3)))
         await passes(2)
@@ -153,13 +160,7 @@ async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
 
 
 async def test_who_was_let_in_keeps_its_place_from_an_offer_that_comes_before_it_looks() -> None:
-    async with ActorSystem() as system:
-        actor = Held()
-        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
-        system.tell("a", Do(n=0))
-        await passes(5)
-        queued = asyncio.create_task(system.ask("a", Do(n=1)))
-        await passes(1)
+    async with filled_by_an_ask() as (system, actor, queued):
         first = asyncio.create_task(system.offer("a", Do(n=2)))
         await passes(2)
         queued.cancel()

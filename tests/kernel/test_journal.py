@@ -1,6 +1,5 @@
 """The journal: framing that notices any damage, and writing that never disturbs the actors."""
 
-# ruff: noqa: ARG002 - fakes keep the protocol's signature; cases are named by their number
 import asyncio
 import os
 import sys
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loop_guard
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
+from hostweights.actors.kernel import ActorSpec, ActorSystem
 from hostweights.actors.kernel.journal_file import (
     FRAME,
     RECORD_LIMIT_BYTES,
@@ -39,6 +38,7 @@ from hostweights.messages.journal import (
     Stopped,
     Stopping,
 )
+from journal_kit import Echo, read
 
 
 class Do(Message, frozen=True, kw_only=True, tag="t.do"):
@@ -53,20 +53,6 @@ class Say(Message, frozen=True, kw_only=True, tag="t.say"):
     text: str
 
 
-class Echo:
-    """Answers with what it got."""
-
-    async def started(self, context: Context) -> None: ...
-
-    async def receive(self, message: Message, context: Context) -> Message | None:
-        return message
-
-    async def perform(self, effect: Message, context: Context) -> Message:
-        return effect
-
-    async def stopped(self, context: Context) -> None: ...
-
-
 ENCODE = msgspec.msgpack.Encoder().encode
 RECORDS: list[JournalRecord] = [
     JournalHeader(package_version="1", clock_s=0.0),
@@ -78,11 +64,6 @@ def framed(records: list[JournalRecord]) -> bytes:
     """One record a frame."""
     head, *entries = map(ENCODE, records) if records else [b""]
     return (frame(head) if head else b"") + b"".join(frame_of([Batch(1, entry)]) for entry in entries)
-
-
-def read(path: Path) -> tuple[list[JournalRecord], int]:
-    with loop_guard.allowed(), JournalReader(path) as reader:
-        return list(reader), reader.torn_bytes
 
 
 @given(cut=st.integers(min_value=0, max_value=len(framed(RECORDS))))

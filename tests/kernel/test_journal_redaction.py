@@ -1,19 +1,17 @@
 """D3: a journal without file names; what it cannot write ends it, and the work goes on."""
 
-# ruff: noqa: ARG002 - fakes keep the protocol's signature
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-import loop_guard
-from hostweights.actors.kernel import ActorSpec, ActorSystem, Context
-from hostweights.actors.kernel.journal_file import JournalReader
+from hostweights.actors.kernel import ActorSpec, ActorSystem
 from hostweights.actors.kernel.journal_redaction import Redactor
 from hostweights.messages.base import Message
 from hostweights.messages.failure import Code
-from hostweights.messages.journal import Dequeued, JournalPolicy, JournalRecord
+from hostweights.messages.journal import Dequeued, JournalPolicy
+from journal_kit import Echo, read
 
 BATCH = 200
 """Asks that fill a batch, so that it is encoded while the actor serves."""
@@ -23,25 +21,6 @@ class Open(Message, frozen=True, kw_only=True, tag="t.redaction.open"):
     """Names a file, or whatever a test puts there."""
 
     path: object
-
-
-class Echo:
-    """Answers with what it got."""
-
-    async def started(self, context: Context) -> None: ...
-
-    async def receive(self, message: Message, context: Context) -> Message | None:
-        return message
-
-    async def perform(self, effect: Message, context: Context) -> Message:
-        return effect
-
-    async def stopped(self, context: Context) -> None: ...
-
-
-def read(path: Path) -> tuple[list[JournalRecord], int]:
-    with loop_guard.allowed(), JournalReader(path) as reader:
-        return list(reader), reader.torn_bytes
 
 
 def nested(depth: int) -> object:
