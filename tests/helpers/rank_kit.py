@@ -605,7 +605,7 @@ def _break(module: nn.Module, fault: str, index: int) -> None:
         if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault == "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_me()
         elif fault == "late":
             wait_for_parent()
         else:
@@ -670,7 +670,8 @@ def pool(size: int, code: str, *arguments: object, backend: str = "gloo") -> Ite
 
 
 def stop_me() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """Stop this process, and this thread at once: one that signals its process may go on until another thread has it."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 __all__ = [
