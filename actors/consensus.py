@@ -66,7 +66,7 @@ class Agreement:
             return self._missing
 
     def _ask(self, model: str | None, has: bool, budget: Budget) -> tuple[int, ...]:
-        from ..dlo.gather.ranks import DEADLINE_S, RankGroup, within  # streaming's code, and most loads are of one rank
+        from ..dlo.gather.ranks import DEADLINE_S, RankGroup  # streaming's code, and most loads are of one rank
 
         now_s = time.monotonic()
         if self._until_s is None:
@@ -75,7 +75,7 @@ class Agreement:
         group = RankGroup.join(self._ranks, name="load", deadline_s=deadline_s, join_s=left_s, budget=budget)
         try:
             row = [has, _number(model)]
-            answers = group.exchange(row, "agreeing on a hit or a fallback", within(deadline_s, budget))
+            answers = group.exchange(row, "agreeing on a hit or a fallback", deadline_s, budget)
         finally:
             group.close()
         if len({number for _, number in answers if number}) > 1:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ...messages.budget import Budget
 from ...messages.failure import Code, HostWeightsError, Stage, error
 from .ranks import RankGroup, lost_text
 
@@ -80,12 +81,13 @@ class DeviceCollective:
         """Launch; what is returned watches until it is over."""
         return self._launch(slot, part, what, self._ranks.deadline_s)
 
-    def warm(self, deadline_s: float) -> None:
+    def warm(self, deadline_s: float, budget: Budget | None = None) -> None:
         """Make the communicator, which comes with the first collective, before a forward needs it.
 
-        That cannot be watched, and has no end without all ranks: they say first that they are still here.
+        That cannot be watched, and has no end without all ranks: they say first that they are still here, for which
+        they are waited for as ``budget`` allows.
         """
-        self._ranks.exchange([0], "the first collective", deadline_s)
+        self._ranks.exchange([0], "the first collective", deadline_s, budget)
         part = torch.zeros(256, dtype=torch.uint8, device=self._device)
         slot = torch.empty(256 * self._ranks.size, dtype=torch.uint8, device=self._device)
         torch.cuda.current_stream(self._device).synchronize()
@@ -138,12 +140,12 @@ class DeviceCollective:
             group.abort()
 
 
-def open_collective(ranks: RankGroup, device: torch.device, join_s: float) -> Collective:
+def open_collective(ranks: RankGroup, device: torch.device, join_s: float, budget: Budget | None = None) -> Collective:
     """What gathers into memory of ``device``: gloo for the cpu, else a communicator that is made here."""
     if device.type == "cpu":
         return HostCollective(ranks)
     collective = DeviceCollective(ranks, _make_group(ranks), device)
-    collective.warm(join_s)
+    collective.warm(join_s, budget)
     return collective
 
 

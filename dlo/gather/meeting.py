@@ -12,12 +12,16 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...messages.budget import Budget
 from ...messages.failure import HostWeightsError
+from .beside import POLL_S, beside
 
-POLL_S: Final = 0.01
 GRACE_S: Final = 1.0
 """For a store to answer what it was asked last, after the limit."""
 GONE: Final = "-"
 """In place of the mark of a rank that is not there any more."""
+_SILENT: Final = (
+    "the store of the default process group does not answer; the process that serves it, rank 0's unless a launcher's "
+    "does, is stopped or cannot be reached"
+)
 
 _MEETING: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
 """One meeting of a key at a time in this process: the store has one place for each rank."""
@@ -34,47 +38,17 @@ def meet(
     its mark away. So the number of earlier tries, which may differ among the ranks, does not matter. Raises
     TimeoutError with who is missing, and what ``budget`` raises.
 
-    No call of a store ends within a given time, and the process that serves it may be stopped: a thread makes them,
-    which is left behind then.
+    No call of a store ends within a given time, and the process that serves it may be stopped: they are made beside.
     """
     until_s = time.monotonic() + limit_s
     wait = _Wait(until_s)
     place = c10d.PrefixStore(key, store)
-    found: list[str | Exception] = []
-
-    def work() -> None:
-        try:
-            found.append(_meet(place, key, ranks, rank, wait))
-        except Exception as failed:  # noqa: BLE001 - raised by the one who waits
-            found.append(failed)
-
-    thread = threading.Thread(target=work, name="hostweights-meeting", daemon=True)
-    thread.start()
     try:
-        _outlast(thread, until_s + GRACE_S, budget)
+        meeting = beside(lambda: _meet(place, key, ranks, rank, wait), budget, until_s + GRACE_S, _SILENT)
     except HostWeightsError:  # the budget's
-        wait.end()
-        thread.join(GRACE_S)
+        wait.leave()
         raise
-    (meeting,) = found
-    if isinstance(meeting, Exception):
-        raise meeting
     return c10d.PrefixStore(meeting, place)
-
-
-def _outlast(thread: threading.Thread, until_s: float, budget: Budget | None) -> None:
-    while True:
-        thread.join(POLL_S)
-        if not thread.is_alive():
-            return
-        if budget is not None:
-            budget.check()
-        if time.monotonic() > until_s:
-            text = (
-                "the store of the default process group does not answer; the process that serves it, rank 0's unless a "
-                "launcher's does, is stopped or cannot be reached"
-            )
-            raise TimeoutError(text)
 
 
 class _Wait:
@@ -83,10 +57,16 @@ class _Wait:
     def __init__(self, until_s: float) -> None:
         self._until_s = until_s
         self._ended = threading.Event()
+        self._left = threading.Event()
 
-    def end(self) -> None:
-        """The caller gave up."""
+    def leave(self) -> None:
+        """The caller gave up: return when whoever waits has left the meeting, if the store still answers."""
         self._ended.set()
+        self._left.wait(GRACE_S)
+
+    def over(self) -> None:
+        """Nobody waits any more."""
+        self._left.set()
 
     def once(self, text: str) -> None:
         """``text`` says what for, if it was in vain."""
@@ -95,12 +75,15 @@ class _Wait:
 
 
 def _meet(place: "c10d.Store", key: str, ranks: Sequence[int], rank: int, wait: _Wait) -> str:
-    while not _MEETING[key].acquire(blocking=False):
-        wait.once("another attach or load of this process waits there")
     try:
-        return _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
+        while not _MEETING[key].acquire(blocking=False):
+            wait.once("another attach or load of this process waits there")
+        try:
+            return _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
+        finally:
+            _MEETING[key].release()
     finally:
-        _MEETING[key].release()
+        wait.over()
 
 
 def _lead(place: "c10d.Store", key: str, ranks: Sequence[int], wait: _Wait) -> str:

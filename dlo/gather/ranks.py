@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...messages.budget import Budget
 from ...messages.failure import Code, HostWeightsError, Stage, error
+from .beside import beside
 from .meeting import meet
 from .presence import Presence, own_presence, why_absent
 
@@ -80,14 +82,15 @@ class RankGroup:
         try:
             store = meet(c10d._get_default_store(), key, ranks, rank, join_s, budget)  # noqa: SLF001 - torch lists it not
             left_s = within(max(until_s - time.monotonic(), deadline_s), budget)
-            group = c10d.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=left_s))
+            limit = timedelta(seconds=left_s)
+            group = beside(lambda: c10d.ProcessGroupGloo(store, rank, len(ranks), limit), budget)
             made = cls(ranks, rank, group, deadline_s, store)  # type: ignore[arg-type]  # a backend has what is used of a group
         except HostWeightsError:
             raise  # the budget's
         except Exception as exc:
             text = f"not all of the ranks {list(ranks)} came to group {name!r} within {join_s:g} s: {exc}"
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, group=name) from exc
-        found = made.exchange(own_presence(), f"joining {name!r}", left_s)
+        found = made.exchange(own_presence(), f"joining {name!r}", left_s, budget)
         made._presences = [(row[0], row[1], row[2]) for row in found]
         return made
 
@@ -96,14 +99,21 @@ class RankGroup:
         """How many ranks."""
         return len(self.ranks)
 
-    def exchange(self, row: Sequence[int], what: str, deadline_s: float | None = None) -> list[tuple[int, ...]]:
+    def exchange(
+        self, row: Sequence[int], what: str, deadline_s: float | None = None, budget: Budget | None = None
+    ) -> list[tuple[int, ...]]:
         """Give ``row`` (64-bit integers, equally many on all ranks) to all and return everybody's, by rank.
 
-        ``what`` says for a failure what this is about. Raises HostWeightsError(group_broken).
+        ``what`` says for a failure what this is about. Raises HostWeightsError(group_broken), or what ``budget`` does:
+        then this rank cannot go on with the group, and the others are told when they have come this far.
         """
         mine = torch.tensor(row, dtype=torch.int64)
         found = torch.empty(self.size * len(row), dtype=torch.int64)
-        self.share(found, mine, what, deadline_s)
+        if budget is None:
+            self.share(found, mine, what, deadline_s)
+        else:
+            wait = self.begin(found, mine, what, within(self.deadline_s if deadline_s is None else deadline_s, budget))
+            beside(partial(_hold, self._group, wait), budget)
         values = found.tolist()
         return [tuple(values[i : i + len(row)]) for i in range(0, len(values), len(row))]
 
@@ -178,6 +188,11 @@ class RankGroup:
 
 def _nothing() -> None:
     """One rank waits for nobody."""
+
+
+def _hold(_: "dist.ProcessGroup | None", wait: Callable[[], None]) -> None:
+    """``wait``, and have the group until then: who lets go of it last waits for what is under way."""
+    wait()
 
 
 def within(limit_s: float, budget: Budget | None) -> float:

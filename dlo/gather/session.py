@@ -103,18 +103,18 @@ def open_session(
     ranks: RankGroup,
     collective: Collective,
     plans: Sequence[BlockPlan],
-    left_s: Callable[[], float],
+    ask: Callable[[Sequence[int]], Sequence[tuple[int, ...]]],
     same: Mapping[str, int],
     weights: str | None,
 ) -> Session:
     """Compare the blocks of all ranks, by name, size, layout and ``weights``, before the first is gathered.
 
-    ``left_s`` says how long others may take. ``same`` are arguments, by name, that all ranks must have alike.
+    ``ask`` gives everybody's integers, by rank. ``same`` are arguments, by name, that all ranks must have alike.
     ``weights`` is the hexadecimal digest of what the bytes are, equal where they are; None is compared with nothing.
     Raises HostWeightsError(group_mismatch) that names the first block that differs, or the argument, or the weights.
     """
     mine = [0 if weights is None else _number(weights), len(plans), *same.values()]
-    identities, counts, *others = zip(*ranks.exchange(mine, "attaching", left_s()), strict=True)
+    identities, counts, *others = zip(*ask(mine), strict=True)
     if len(set(counts)) > 1:
         text = (
             f"the ranks attach different numbers of blocks ({_said(ranks, counts)}); load the same model on all of them"
@@ -126,7 +126,7 @@ def open_session(
                 f"the ranks attach with different {name} ({_said(ranks, values)}); attach with the same on all of them"
             )
             raise ranks.lose(_mismatch(text, plans[0].name))
-    prints = ranks.exchange([_print(plan) for plan in plans], "attaching", left_s())
+    prints = ask([_print(plan) for plan in plans])
     for index, plan in enumerate(plans):
         if len({row[index] for row in prints}) > 1:
             text = (

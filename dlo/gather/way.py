@@ -1,6 +1,7 @@
 """Gathering as a way for blocks to travel: opened on all ranks of a group together."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +15,7 @@ from ..transfer import RankLocal, Transfer, open_transfer
 from .choosing import ChoosingTransfer, Rounds
 from .collective import Collective, open_collective
 from .cut import Cut
-from .ranks import JOIN_S, RankGroup, within
+from .ranks import JOIN_S, RankGroup
 from .session import Session, open_session
 from .shards import ShardBacking, WholeAndPart
 from .transfer import GatherTransfer, Lanes
@@ -89,7 +90,7 @@ class Gathering:
     def ready(self) -> None:
         """Return once all ranks are as far, so that an attach fails on all of them or on none; raises group_broken."""
         if self._ranks.size > 1:
-            self._ranks.exchange([0], "attaching", self._left_s())
+            self._ask([0])
         self._budget = None
 
     def gathering(self) -> GatheringInfo | None:
@@ -122,12 +123,13 @@ class Gathering:
             raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text)
         self._lanes = Lanes(device.stream("gathers"), device.stream("arrivals"))
         with torch.inference_mode(mode=False):
-            self._collective = open_collective(self._ranks, device.torch_device, self._left_s())
+            self._collective = open_collective(self._ranks, device.torch_device, self._left_s(), self._budget)
             slots = min(self._slots or LEAST_SLOTS, len(backing.blocks))
             same = {"slots": slots, "choose": int(self._choose)}
-            self._session = open_session(
-                self._ranks, self._collective, backing.blocks, self._left_s, same, self._weights
-            )
+            self._session = open_session(self._ranks, self._collective, backing.blocks, self._ask, same, self._weights)
+
+    def _ask(self, row: Sequence[int]) -> list[tuple[int, ...]]:
+        return self._ranks.exchange(row, "attaching", self._left_s(), self._budget)
 
     def _left_s(self) -> float:
-        return within(max(self._until_s - time.monotonic(), self._ranks.deadline_s), self._budget)
+        return max(self._until_s - time.monotonic(), self._ranks.deadline_s)

@@ -8,13 +8,17 @@ import torch
 
 from hostweights.dlo.gather.collective import open_collective
 from hostweights.dlo.gather.ranks import RankGroup
+from hostweights.messages.budget import Budget
 from hostweights.messages.failure import Code, HostWeightsError, Stage, error
 
 
 class Left(RankGroup):
     """The other rank went after both had joined."""
 
-    def exchange(self, row: Sequence[int], what: str, deadline_s: float | None = None) -> list[tuple[int, ...]]:
+    def exchange(
+        self, row: Sequence[int], what: str, deadline_s: float | None = None, budget: Budget | None = None
+    ) -> list[tuple[int, ...]]:
+        assert budget is None
         text = f"{what}: rank 1 was lost, and {len(row)} numbers were given within {deadline_s} s"
         raise self.lose(error(Stage.TRANSPORT, Code.GROUP_BROKEN, text))
 

@@ -195,7 +195,7 @@ def test_C4_several_ranks_without_torch_distributed_are_refused() -> None:
 class OtherFailed(RankGroup):
     """Two ranks, of which the other one could not copy its part."""
 
-    def exchange(self, row: Sequence[int], what: str, deadline_s: float | None = None) -> list[tuple[int, ...]]:  # noqa: ARG002  as any group's
+    def exchange(self, row: Sequence[int], *_: object, **__: object) -> list[tuple[int, ...]]:
         return [tuple(row), (*row[:2], 1)]
 
 

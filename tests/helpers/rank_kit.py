@@ -21,7 +21,6 @@ from child_kit import Child, say, wait_for_parent
 from cuda_fake import fake_device
 from dlo_support import FileLease, ProbeDevice, Residual, discover, library_threads, make_backing, sample
 from hostweights import Config, HostWeights, Mode, ModelRecord, ProductionPolicy, Shard, WeightGroup, open_sync
-from hostweights.actors.kernel.blocking import in_own_thread
 from hostweights.dlo import BlockMap, PrivateBacking, Streamer, open_device
 from hostweights.dlo.contract import Device
 from hostweights.dlo.gather import choosing
@@ -488,102 +487,6 @@ def serve_loads(root: str, name: str, *sources: str) -> None:
     say(" ".join(asyncio.run(load_all())))
 
 
-def serve_waits(root: str, source: str, what: str) -> None:
-    """One rank loads or attaches and no other comes; end that in one way, say how, and that the host can go on."""
-    call, end, rank = what.split()
-    if dist.get_rank() != int(rank):
-        wait_for_parent()
-        return
-
-    async def wait_in_vain() -> str:
-        loop, met = asyncio.get_running_loop(), asyncio.Event()
-        join = RankGroup.join
-
-        def joining(*ranks: Sequence[int], **how: object) -> RankGroup:
-            loop.call_soon_threadsafe(met.set)
-            return join(*ranks, **how)  # type: ignore[arg-type]  # as it was called
-
-        host = await HostWeights(Config(root=root, mode=Mode.REQUIRED)).open()
-        loaded = await host.load(factory(FAULTY_BLOCKS), source)
-        group = WeightGroup(ranks=tuple(range(dist.get_world_size())))
-        limit_s = 0.5 if end == "timeout" else None
-        RankGroup.join = joining  # type: ignore[method-assign]  # to see when it waits
-        waiting: asyncio.Task[object] = asyncio.create_task(
-            host.load(factory(FAULTY_BLOCKS), source, together=group, timeout_s=limit_s)
-            if call == "load"
-            else host.attach(loaded, gather=group, timeout_s=limit_s)
-        )
-        await met.wait()
-        if end == "cancel":
-            waiting.cancel()
-        elif end == "close":
-            await host.close()
-        try:
-            await waiting
-            code = "none"
-        except asyncio.CancelledError:
-            code = "cancelled"
-        except HostWeightsError as failed:
-            code = failed.code.value
-        if end != "close":
-            await host.unload(await host.load(factory(FAULTY_BLOCKS), source))
-            await host.close()
-        return code
-
-    say(f"{asyncio.run(wait_in_vain())} {library_threads()}")
-
-
-def serve_stopped(root: str, source: str, exchanges: int) -> None:
-    """The last rank stops in an attach, after so many exchanges with the others; they say what they are told."""
-    if dist.get_rank() == dist.get_world_size() - 1:
-        left, exchange = iter(range(exchanges)), RankGroup.exchange
-
-        def exchanging(self: RankGroup, row: Sequence[int], *how: object) -> list[tuple[int, ...]]:
-            if next(left, None) is None:
-                stop_me()
-            return exchange(self, row, *how)  # type: ignore[arg-type]  # as it was called
-
-        RankGroup.exchange = exchanging  # type: ignore[method-assign, assignment]  # to stop between two steps
-
-    async def attach() -> str:
-        group = WeightGroup(ranks=tuple(range(dist.get_world_size())), deadline_s=300.0)
-        async with HostWeights(Config(root=root, mode=Mode.REQUIRED)) as host:
-            loaded = await host.load(factory(FAULTY_BLOCKS), source)
-            try:
-                await host.attach(loaded, gather=group, timeout_s=2.0)
-            except HostWeightsError as failed:
-                return failed.code.value
-        return "attached"
-
-    say(asyncio.run(attach()))
-
-
-def serve_conceding(root: str, source: str, end: str) -> None:
-    """The last rank's load ends before it has looked for its artifact; says what every rank is told."""
-    leaves = dist.get_rank() == dist.get_world_size() - 1
-
-    async def load() -> None:
-        group = WeightGroup(ranks=tuple(range(dist.get_world_size())))
-        async with HostWeights(Config(root=root, mode=Mode.REQUIRED)) as host:
-            limit_s = 1e-6 if leaves and end == "timeout" else None
-            loading = asyncio.create_task(host.load(factory(FAULTY_BLOCKS), source, together=group, timeout_s=limit_s))
-            if leaves and end == "cancel":
-                await asyncio.sleep(0)  # it has begun
-                loading.cancel()
-            try:
-                await loading
-            except asyncio.CancelledError:
-                code = "cancelled"
-            except HostWeightsError as failed:
-                code = failed.code.value
-            else:
-                code = "loaded"
-            say(code)
-            await in_own_thread("parent", lambda _: wait_for_parent())
-
-    asyncio.run(load())
-
-
 FAULTY_BLOCKS = 5
 
 
@@ -670,7 +573,7 @@ def pool(size: int, code: str, *arguments: object, backend: str = "gloo") -> Ite
 
 
 def stop_me() -> None:
-    """Stop this process, and this thread at once: one that signals its process may go on until another thread has it."""
+    """Stop this process, and this thread at once: after a signal to the process it might go on for a moment."""
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
@@ -695,7 +598,6 @@ __all__ = [
     "sample",
     "serve_arguments",
     "serve_attach",
-    "serve_conceding",
     "serve_copy_failure",
     "serve_examples",
     "serve_failure_alone",
@@ -707,9 +609,7 @@ __all__ = [
     "serve_loads",
     "serve_rebase",
     "serve_room",
-    "serve_stopped",
     "serve_vain",
-    "serve_waits",
     "signal",
     "stop_me",
     "sys",
