@@ -38,8 +38,9 @@ class Rounds:
 
     The times of a round travel while the next one runs, and count from the one after that: nobody waits for them, and
     all ranks change over at the same block. Gathers begin only once it is known of every rank-local round that no copy
-    of it failed: that concerns one rank's forward alone, and sets its later blocks apart from the others'. After such a
-    failure blocks travel rank-local for good.
+    of it failed: that concerns one rank's forward alone, and sets its later blocks apart from the others'. Such a rank
+    says so at once, for it may come to the end of the round only when the others do. Afterwards blocks travel
+    rank-local for good.
     """
 
     def __init__(self, device: Device, gathers: Stream, session: Session, blocks: int) -> None:
@@ -73,6 +74,16 @@ class Rounds:
         if not self._apart:
             self._round.ends.append(end)
 
+    def failed(self) -> None:
+        """A block that was wanted may not have come: then this rank's forward ends before its round does.
+
+        The others, who would wait for the round's times before they gather, are told now.
+        """
+        now = self._round
+        if now.mode is Mode.LOCAL and not self._apart and not all(_came(end) for end in now.ends if end.done()):
+            self._send(now)
+            self._part()
+
     def info(self) -> GatheringInfo:
         """What was measured and decided."""
         return GatheringInfo(
@@ -100,22 +111,29 @@ class Rounds:
                 _LOG.info("blocks travel %s from now on: a block took %s", self._choice.mode.value, times)
         if done.mode is not self._choice.mode:
             self._before = done.ends[-1]
-        self._gathers.run(lambda: self._agree(done))
-        done.agreed = self._gathers.record()
-        self._last = done
+        self._send(done)
         self._round = _Round(self._choice.mode, steady=steady)
         if done.mode is Mode.LOCAL and self._round.mode is Mode.GATHERED:
             self._parted(done)
+
+    def _send(self, done: _Round) -> None:
+        """Agree on the round's time, beside whatever comes next."""
+        self._gathers.run(lambda: self._agree(done))
+        done.agreed = self._gathers.record()
+        self._last = done
 
     def _parted(self, done: _Round) -> bool:
         """Wait until all ranks know the round's time; whether they are apart since."""
         assert done.agreed is not None
         done.agreed.synchronize()
         if done.block_s == inf:
-            self._apart = True
-            self._round = _Round(Mode.LOCAL, steady=False)
-            _LOG.warning("a copy failed on one rank alone: blocks travel rank-local until all ranks attach again")
+            self._part()
         return self._apart
+
+    def _part(self) -> None:
+        self._apart = True
+        self._round = _Round(Mode.LOCAL, steady=False)
+        _LOG.warning("a copy failed on one rank alone: blocks travel rank-local until all ranks attach again")
 
     def _agree(self, done: _Round) -> None:
         """The slowest rank's time is everybody's."""
@@ -174,7 +192,8 @@ class ChoosingTransfer:
         self._now.expect(blocks)
 
     def forget(self) -> None:
-        """Both prepare anew."""
+        """Both prepare anew; a wanted block that did not come is told of."""
+        self._rounds.failed()
         self._gathered.forget()
         self._whole.forget()
 

@@ -90,7 +90,7 @@ def test_C4_a_copy_that_fails_on_one_rank_fails_that_forward_on_all_and_no_later
         assert ranks.lines() == ["['copy_failed', 'none'] 1 [True, True, True]"] * 3
 
 
-@pytest.mark.parametrize("again", ["again", "on"])
+@pytest.mark.parametrize("again", ["again", "on", "together"])
 def test_C4_a_whole_block_that_fails_on_one_rank_alone_fails_its_forward_and_no_later_one_on_any_rank(
     again: str,
 ) -> None:

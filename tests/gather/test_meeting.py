@@ -94,7 +94,7 @@ def test_C4_a_store_that_does_not_answer_is_waited_for_no_longer_than_the_limit(
     finally:
         GOES_ON.set()
         for thread in threading.enumerate():
-            if thread.name == "hostweights-meeting":
+            if thread.name == "hostweights-beside":
                 thread.join()
     place = c10d.PrefixStore(f"stopped-{rank}", store)
     assert rank == 0 or place.get("here/1") == meeting.GONE.encode()  # it took its mark away in the end
