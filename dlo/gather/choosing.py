@@ -80,7 +80,7 @@ class Rounds:
         The others, who would wait for the round's times before they gather, are told now.
         """
         now = self._round
-        if now.mode is Mode.LOCAL and not self._apart and not all(_came(end) for end in now.ends if end.done()):
+        if now.mode is Mode.LOCAL and not self._apart and not all(_came(end) for end in now.ends):
             self._send(now)
             self._part()
 
