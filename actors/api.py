@@ -266,7 +266,8 @@ class HostWeights:
 
         ``registration`` bounds what is registered with the device's driver in the background; the cpu device registers
         nothing. With ``gather`` the ranks of that group, which must all attach the same model with the same ``slots``
-        and call its blocks in the same order, bring each block together. Other weights are refused (group_mismatch).
+        and call its blocks in the same order, bring each block together. Other weights are refused (group_mismatch),
+        and so are the same ones from checkpoint files that are not copies of each other.
 
         From now on ``model.module(...)`` computes on the device. After an error or a cancel the model is as it was.
         """

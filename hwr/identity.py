@@ -68,6 +68,21 @@ def artifact_key(identity: ArtifactIdentity) -> str:
     return blake3(canonical(identity)).hexdigest()
 
 
+def weights_key(identity: ArtifactIdentity) -> str:
+    """As ``artifact_key``, but blind to what model, component and record are called: equal for equal weights.
+
+    Equal weights in differently cut files have different ones, since only files were read.
+    """
+    replace, producer = msgspec.structs.replace, identity.producer
+    unnamed = replace(
+        identity,
+        source=replace(identity.source, model="-"),
+        component=replace(identity.component, name="-"),
+        producer=replace(producer, implementation="/".join(producer.implementation.rsplit("/", 2)[-2:])),
+    )
+    return artifact_key(unnamed)
+
+
 class Difference(msgspec.Struct, frozen=True):
     """A field in which two identities differ, by its path, with both values."""
 

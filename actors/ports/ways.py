@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ...dlo.gather.ranks import RankGroup
 from ...dlo.gather.way import Gathering
 from ...dlo.transfer import RankLocal, Way
-from ...hwr.identity import artifact_key
+from ...hwr.identity import weights_key
 from ...messages.budget import Budget
 from ...messages.identity import ArtifactIdentity
 from ...messages.transport import Attach
@@ -15,7 +15,7 @@ from ...messages.transport import Attach
 def open_way(request: Attach, identity: ArtifactIdentity | None, budget: Budget) -> tuple[Way, Callable[[], None]]:
     """The way of an attach, and what ends it after the detach; meets the other ranks if there are any.
 
-    Those must stream weights of the same ``identity``, where they know one.
+    Those must stream the same weights, by whatever name, where they know the ``identity`` of theirs.
 
     Waits for them no longer than the budget lasts. Raises HostWeightsError: group_broken, invalid_config, and what the
     budget raises.
@@ -31,7 +31,7 @@ def open_way(request: Attach, identity: ArtifactIdentity | None, budget: Budget)
         ranks,
         join_s=until_s - time.monotonic(),
         choose=policy.choose,
-        weights=None if identity is None else artifact_key(identity),
+        weights=None if identity is None else weights_key(identity),
         slots=request.slots,
         budget=budget,
     )

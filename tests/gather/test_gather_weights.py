@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gather_kit import record_of
 from hostweights import Config, warm
 from rank_kit import FAULTY_BLOCKS, pool
 from tiny_model import Tiny, make_checkpoint
@@ -20,8 +21,8 @@ def checkpoints(tmp_path: Path) -> list[Path]:
     return [make_checkpoint(folder, FAULTY_BLOCKS, seed=seed) for seed, folder in enumerate(folders)]
 
 
-def publish(root: Path, rank: int, source: Path) -> None:
-    warm(Config(root=f"{root}-{rank}"), lambda: Tiny(FAULTY_BLOCKS), source)
+def publish(root: Path, rank: int, source: Path, name: str = "tiny") -> None:
+    warm(Config(root=f"{root}-{rank}"), lambda: Tiny(FAULTY_BLOCKS), source, name=name, record=record_of(name))
 
 
 def test_C4_artifacts_of_equal_layout_and_other_bytes_are_refused_on_all_ranks(
@@ -29,7 +30,7 @@ def test_C4_artifacts_of_equal_layout_and_other_bytes_are_refused_on_all_ranks(
 ) -> None:
     for rank, source in enumerate(checkpoints):
         publish(tmp_path / "store", rank, source)
-    sources = [f"required:{source}" for source in checkpoints]
+    sources = [f"required:{source}:tiny" for source in checkpoints]
     with pool(2, CODE, tmp_path / "store", *sources) as ranks:
         for line in ranks.lines():
             assert line.startswith("True group_mismatch the ranks attach different weights of equal layout")
@@ -37,7 +38,7 @@ def test_C4_artifacts_of_equal_layout_and_other_bytes_are_refused_on_all_ranks(
 
 def test_C4_private_weights_of_another_revision_are_refused_too(tmp_path: Path, checkpoints: list[Path]) -> None:
     publish(tmp_path / "store", 0, checkpoints[0])
-    sources = [f"required:{checkpoints[0]}", f"preferred:{checkpoints[1]}", f"disabled:{checkpoints[0]}"]
+    sources = [f"required:{checkpoints[0]}:tiny", f"preferred:{checkpoints[1]}:tiny", f"disabled:{checkpoints[0]}:tiny"]
     with pool(3, CODE, tmp_path / "store", *sources) as ranks:
         for line in ranks.lines():
             assert line.startswith("True group_mismatch")
@@ -49,6 +50,16 @@ def test_C4_private_and_leased_tensors_of_the_same_weights_are_gathered_through_
 ) -> None:
     source = checkpoints[0]
     publish(tmp_path / "store", 0, source)
-    sources = [f"{mode}:{source}" for mode in ("required", "preferred", "disabled")]
+    sources = [f"{mode}:{source}:tiny" for mode in ("required", "preferred", "disabled")]
     with pool(3, CODE, tmp_path / "store", *sources) as ranks:
         assert ranks.lines() == ["True attached"] * 3
+
+
+def test_C4_the_same_weights_are_gathered_by_whatever_name_each_rank_has_them(
+    tmp_path: Path, checkpoints: list[Path]
+) -> None:
+    for rank, name in enumerate(["tiny", "replica"]):
+        publish(tmp_path / "store", rank, checkpoints[0], name)
+    sources = [f"required:{checkpoints[0]}:{name}" for name in ("tiny", "replica")]
+    with pool(2, CODE, tmp_path / "store", *sources) as ranks:
+        assert ranks.lines() == ["True attached"] * 2

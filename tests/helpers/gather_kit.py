@@ -120,15 +120,20 @@ async def _packed(root: Path, source: str, choose: bool, choice: BackingChoice) 
         assert torch.equal(forward(loaded.module), expected)
 
 
+def record_of(name: str) -> ModelRecord:
+    """One that is called like this, of the tiny model."""
+    return ModelRecord(record_id=name, version=1, component=name, blocks=("blocks",))
+
+
 def serve_weights(root: str, *each_ranks: str) -> None:
-    """Load from a store of this rank's own as ``mode:source`` says and gather, before and after an adoption.
+    """Load from a store of this rank's own as ``mode:source:name`` says and gather, before and after an adoption.
 
     Says how the attach ended and whether all outputs were right.
     """
-    mode, source = each_ranks[dist.get_rank()].split(":")
+    mode, source, name = each_ranks[dist.get_rank()].split(":")
     policy = ProductionPolicy(publish_after_load=False)
     with open_sync(Config(root=f"{root}-{dist.get_rank()}", mode=Mode(mode), production=policy)) as host:
-        loaded = host.load(factory(FAULTY_BLOCKS), source)
+        loaded = host.load(factory(FAULTY_BLOCKS), source, name=name, record=record_of(name))
         expected = run(loaded.module)
         equal, code = [], "attached"
         try:
