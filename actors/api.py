@@ -41,7 +41,6 @@ from .arguments import checked_group, checked_message, finite_timeout
 from .assembly import PUBLISHER, RESOLVER, STORE, TRANSPORT, Assembly
 from .attachment import Attachment
 from .concessions import Concessions
-from .consensus import Agreement
 from .finishing import to_the_end
 from .kernel.blocking import in_own_thread
 from .kernel.events import Subscription
@@ -137,7 +136,9 @@ class HostWeights:
         all ranks of that group (tensor parallel ones, each with its own record's ``for_rank``, or any others) call
         this, and all bind their leases or none does; ``mode disabled`` takes no part. Such loads run one after another,
         in the order of the calls, which all ranks must make in the same: those that give another ``name`` are told so
-        (group_mismatch). Raises HostWeightsError with the terminal failure of the resolution.
+        (group_mismatch). One that ends early has its place there, where the others are told that it binds nothing; the
+        last one called may be called again before they come to it, and takes that place. Raises HostWeightsError with
+        the terminal failure of the resolution.
         """
         policy = checked_group("together", together)
         model_id, lease_id = _new_id("model"), _new_id("lease")
@@ -145,7 +146,7 @@ class HostWeights:
         check_remote(self._config, mode)
         entry = ModelEntry(factory=factory, source=Path(source), name=name, record=record, adapter=adapter)
         if policy is not None and len(policy.ranks) > 1 and mode is not Mode.DISABLED:
-            entry.agreement = Agreement(policy.ranks, policy.join_s)
+            self._concessions.agree(entry, policy)
         self._assembly.resources.models.put(model_id, entry)
         request = Resolve(
             model_id=model_id,
@@ -162,6 +163,7 @@ class HostWeights:
             self._abandon(model_id, lease_id)
             if isinstance(ended, asyncio.CancelledError) and self._assembly.running:
                 self._concessions.begin(entry)  # it may have ended before its first step
+            self._concessions.leave(entry)
             raise
         if resolved.report.failure is not None:
             self._abandon(model_id, lease_id)

@@ -10,6 +10,7 @@ from ..messages.failure import Code, HostWeightsError, Stage, error
 
 _OWN_END: Final = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED})
 """A call's own end, which tells the others nothing."""
+_POLL_S: Final = 0.01
 
 
 class Agreement:
@@ -17,17 +18,34 @@ class Agreement:
 
     Every rank says once whether it has its artifact, and which ``model`` it loads by name, None where it gave none. The
     others are waited for no longer than ``join_s``, nor than the budget lasts; a rank whose budget ended may say it
-    again. ``conceded`` is set by whoever says, for a load that has ended, that there is nothing to bind.
+    again. ``conceded`` is set by whoever says, for a load that has ended, that there is nothing to bind. The ranks are
+    not met before the agreement ``before`` is over, since others meet them in that order too.
     """
 
-    def __init__(self, ranks: tuple[int, ...], join_s: float) -> None:
+    def __init__(self, ranks: tuple[int, ...], join_s: float, before: "Agreement | None" = None) -> None:
         self._ranks = ranks
         self._join_s = join_s
+        self._before = before
         self.conceded = False
+        self._ended = False
         self._until_s: float | None = None
         self._lock = threading.Lock()
         self._missing: tuple[int, ...] | None = None
         self._failure: HostWeightsError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the ranks know of each other, or will not by this one."""
+        ended = self._ended and (self._before is None or self._before.over)
+        return ended or self._missing is not None or self._failure is not None
+
+    def end(self) -> None:
+        """Nobody will say any more what this rank has."""
+        self._ended = True
+
+    def renew(self, join_s: float) -> None:
+        """A load that has ended is made again, before the others have met it."""
+        self.conceded, self._join_s, self._until_s = False, join_s, None
 
     def hit(self, model: str | None, budget: Budget) -> None:
         """This rank can bind its lease, and does so after this call.
@@ -71,7 +89,8 @@ class Agreement:
         now_s = time.monotonic()
         if self._until_s is None:
             self._until_s = now_s + self._join_s
-        left_s, deadline_s = max(self._until_s - now_s, 0.0), min(self._join_s, DEADLINE_S)
+        self._wait_turn(self._until_s, budget)
+        left_s, deadline_s = max(self._until_s - time.monotonic(), 0.0), min(self._join_s, DEADLINE_S)
         group = RankGroup.join(self._ranks, name="load", deadline_s=deadline_s, join_s=left_s, budget=budget)
         try:
             row = [has, _number(model)]
@@ -85,6 +104,17 @@ class Agreement:
             )
             raise error(Stage.RESTORATION, Code.GROUP_MISMATCH, text, ranks=list(self._ranks))
         return tuple(rank for rank, (had, _) in zip(self._ranks, answers, strict=True) if not had)
+
+    def _wait_turn(self, until_s: float, budget: Budget) -> None:
+        while self._before is not None and not self._before.over:
+            if time.monotonic() > until_s:
+                text = (
+                    f"the ranks {list(self._ranks)} did not all come to an earlier load, which ended before they had; "
+                    "make the same loads on all ranks, in the same order"
+                )
+                raise error(Stage.TRANSPORT, Code.GROUP_BROKEN, text, ranks=list(self._ranks))
+            budget.wait(_POLL_S)
+        self._before = None
 
 
 def _number(model: str | None) -> int:

@@ -5,6 +5,12 @@ from pathlib import Path
 import pytest
 
 from hostweights import Config, ModelRecord, Shard, warm
+from hostweights.actors.concessions import Concessions
+from hostweights.actors.consensus import Agreement
+from hostweights.actors.resources import ModelEntry
+from hostweights.hwr.budget import PlainBudget
+from hostweights.messages.failure import HostWeightsError
+from hostweights.messages.transport import GatherPolicy
 from rank_kit import FAULTY_BLOCKS, pool
 from tiny_model import Tiny, make_checkpoint
 
@@ -97,3 +103,75 @@ def test_C4_ranks_may_read_what_they_load_together_from_files_of_their_own(tmp_p
     order = "(lambda all: [all[dist.get_rank()]])"
     with pool(2, LOADS.format(order=order), tmp_path / "store", "", *sources) as ranks:
         assert ranks.lines() == ["canonical"] * 2
+
+
+ORDER = "import sys\nfrom wait_kit import serve_order\nserve_order(sys.argv[4], *sys.argv[5 + {rank}].split())"
+
+
+def published(tmp_path: Path, count: int) -> list[str]:
+    """The sources of as many models, published for both ranks."""
+    sources = []
+    for seed in range(count):
+        (folder := tmp_path / f"model-{seed}").mkdir()
+        source = make_checkpoint(folder, FAULTY_BLOCKS, seed=seed)
+        warm(Config(root=str(tmp_path / "store")), lambda: Tiny(FAULTY_BLOCKS), source, name=folder.name)
+        sources.append(str(source))
+    return sources
+
+
+def order(tmp_path: Path, *each_ranks: list[str]) -> list[list[str]]:
+    """What two ranks are told of the loads that each makes."""
+    code = ORDER.format(rank="dist.get_rank()")
+    with pool(2, code, tmp_path / "store", *map(" ".join, each_ranks)) as ranks:
+        assert ranks.children[0].line() == "begun"
+        ranks.children[1].tell()
+        return [line.split() for line in ranks.lines()]
+
+
+def test_C4_loads_meet_behind_those_that_ended_before_the_others_came(tmp_path: Path) -> None:
+    sources = published(tmp_path, 7)
+    ended = ["!" + each for each in sources[:5]]
+    assert order(tmp_path, ended + sources[5:], sources) == [
+        [*["deadline_exceeded"] * len(ended), "local_hit", "local_hit"],
+        [*["canonical"] * len(ended), "local_hit", "local_hit"],
+    ]
+
+
+def test_C4_a_load_that_timed_out_is_made_again_until_the_others_come(tmp_path: Path) -> None:
+    first, source = published(tmp_path, 2)
+    assert order(tmp_path, ["!" + first, *["!" + source] * 3, source], [first, source]) == [
+        [*["deadline_exceeded"] * 4, "local_hit"],
+        ["canonical", "local_hit"],
+    ]
+
+
+def told(agreement: Agreement, limit_s: float) -> str:
+    """What a rank is told whose process is alone."""
+    with pytest.raises(HostWeightsError) as ended:
+        agreement.hit(None, PlainBudget(limit_s))
+    return ended.value.code.value
+
+
+def test_C4_an_agreement_is_not_begun_before_those_that_came_first_are_over() -> None:
+    first = Agreement((0, 1), 60.0)
+    second = Agreement((0, 1), 60.0, first)
+    third = Agreement((0, 1), 60.0, second)
+    assert told(Agreement((0, 1), 0.01, first), 60.0) == "group_broken"
+    second.end()
+    assert told(third, 0.01) == "deadline_exceeded"
+    first.end()
+    assert told(third, 60.0) == "invalid_config"  # its turn: it asks torch.distributed, which nobody initialised
+
+
+def test_C4_a_load_that_never_began_keeps_no_place(tmp_path: Path) -> None:
+    concessions, policy = Concessions(), GatherPolicy(ranks=(0, 1))
+    entries = [ModelEntry(factory=Tiny, source=tmp_path, name=None, record=None) for _ in range(2)]
+    for entry in entries:
+        concessions.agree(entry, policy)
+    first, second = (entry.agreement for entry in entries)
+    assert first is not None
+    assert second is not None
+    assert second is not first
+    assert told(second, 0.01) == "deadline_exceeded"
+    concessions.leave(entries[0])
+    assert told(second, 60.0) == "invalid_config"

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from child_kit import say, wait_for_parent
 from dlo_support import library_threads
-from hostweights import Config, HostWeights, Mode, WeightGroup
+from hostweights import Config, HostWeights, Mode, ProductionPolicy, WeightGroup
 from hostweights.actors.kernel.blocking import in_own_thread
 from hostweights.dlo.gather.ranks import RankGroup
 from hostweights.messages.failure import HostWeightsError
@@ -128,3 +129,35 @@ def serve_conceding(root: str, source: str, end: str) -> None:
             await in_own_thread("parent", lambda _: wait_for_parent())
 
     asyncio.run(load())
+
+
+def serve_order(root: str, *sources: str) -> None:
+    """Load these together with the other ranks, in this order, and say each outcome; rank 0 begins, alone.
+
+    A source after a ``!`` ends by its timeout there, before any rank has come.
+    """
+    group = WeightGroup(ranks=tuple(range(dist.get_world_size())), join_s=20.0)
+    begins = dist.get_rank() == 0
+    policy = ProductionPolicy(publish_after_load=False)
+
+    async def outcome(host: HostWeights, source: str, limit_s: float | None) -> str:
+        try:
+            name = Path(source).parent.name
+            loaded = await host.load(factory(FAULTY_BLOCKS), source, name=name, together=group, timeout_s=limit_s)
+        except HostWeightsError as failed:
+            return failed.code.value
+        return loaded.report.outcome.value
+
+    async def load_all() -> list[str]:
+        async with HostWeights(Config(root=root, production=policy)) as host:
+            ended = [await outcome(host, each[1:], 1e-6) for each in sources if each[0] == "!" and begins]
+            if not begins:
+                wait_for_parent()
+            loads = [outcome(host, each, None) for each in sources if each[0] != "!"]
+            loading = asyncio.gather(*loads)
+            await asyncio.sleep(0)  # they have begun
+            if begins:
+                say("begun")
+            return [*ended, *await loading]
+
+    say(" ".join(asyncio.run(load_all())))
