@@ -2,8 +2,7 @@
 
 Starts the ranks itself: one a GPU, or four on the CPU with a small model, to see that it runs. A forward's limit is
 max(compute when resident, bytes / ranks / link, blocks x gather), all measured in the same run; times are the slowest
-rank's. Rows are kept in $OUT/allgather-progress.json as they come. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are
-gathered as well, last: packing 10 GB takes minutes.
+rank's. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are gathered as well, last: packing 10 GB takes minutes.
 """
 
 import json
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.results_format import Goal, Results
+from benchmarks.results_format import KEEPER, Goal, Results
 from benchmarks.stream_model import Shape, Transformer, write_checkpoint
 from hostweights import Config, Mode, PackingPolicy, ProductionPolicy, open_sync
 
@@ -43,6 +42,7 @@ def run() -> Results:
         suite.prepare()
         suite.run_ranks("plain")
         if os.environ.get("HOSTWEIGHTS_BENCH_PACKED") == "1":
+            suite.decided = suite.goals()
             suite.publish(PackingPolicy.ON)
             suite.run_ranks("packed")
         return {"rows": suite.rows, "goals": suite.goals()}
@@ -56,6 +56,7 @@ class Suite:
         self.root, self.checkpoint = folder / "store", folder / "model.safetensors"
         self.rows: list[Row] = []
         self.heard: list[dict[str, object]] = []
+        self.decided: list[Goal] = []
 
     def prepare(self) -> None:
         """Write the checkpoint and publish it."""
@@ -187,8 +188,7 @@ class Suite:
             return
         self.rows.append(row)
         logging.getLogger("benchmarks").info(" ".join(f"{name}={value}" for name, value in row.items()))
-        if "OUT" in os.environ:
-            (Path(os.environ["OUT"]) / "allgather-progress.json").write_text(json.dumps(self.rows, indent=1))
+        KEEPER.keep({"rows": self.rows, "goals": self.decided})
 
     def factory(self) -> nn.Module:
         """The model."""
