@@ -29,6 +29,7 @@ from ..messages.transport import (
     AttachmentInfo,
     Attachments,
     BackingChoice,
+    Detach,
     Forget,
     Forgotten,
     ListAttachments,
@@ -292,8 +293,21 @@ class HostWeights:
             f"; backings are {', '.join(BackingChoice)}",
         )
         attach = self._ask(TRANSPORT, request, Attached, timeout_s)
-        attached = await (attach if gather is None else self._loads.run(attach, f"attach {model.model_id}"))
+        try:
+            attached = await (attach if gather is None else self._loads.run(attach, f"attach {model.model_id}"))
+        except (HostWeightsError, asyncio.CancelledError):
+            await self._take_back(attachment_id)
+            raise
         return Attachment(self._assembly, attached.info)
+
+    async def _take_back(self, attachment_id: str) -> None:
+        """Undo an attach that stands although its caller has no reply, or that could not be undone the first time.
+
+        Nothing of the attach runs any more, so the table knows. A close beside it takes the attachment down itself.
+        """
+        if self._assembly.resources.attachments.find(attachment_id) is not None:
+            with suppress(HostWeightsError):  # the caller is told why it has none
+                await to_the_end(self._assembly.insist(TRANSPORT, Detach(attachment_id=attachment_id, terminal=False)))
 
     async def unload(self, model: "LoadedModel") -> None:
         """Cancel the model's publications, stop its streaming, give its leases back and forget it.

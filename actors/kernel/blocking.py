@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from queue import SimpleQueue
 from typing import Generic, Self, TypeVar
 
@@ -213,10 +213,28 @@ async def run_to_its_end(pool: WorkerPool, call: Callable[[], None]) -> None:
 
 
 async def in_own_thread(name: str, call: Callable[[Budget], T], undo: Callable[[T], object] | None = None) -> T:
-    """``run_blocking`` in a thread made for this call; waits for both to end, cancelled or not."""
+    """``run_blocking`` in a thread made for this call; waits for both to end, cancelled or not.
+
+    A cancel that comes while the thread ends undoes as well, in another one.
+    """
+    results: list[T] = []
+    try:
+        async with _own_pool(name) as pool:
+            results.append(await run_blocking(pool, CallBudget(None), call, undo))
+    except asyncio.CancelledError:
+        if results and undo is not None:
+            async with _own_pool(name) as pool:
+                await _undo(pool, undo, results[0])
+        raise
+    return results[0]
+
+
+@contextlib.asynccontextmanager
+async def _own_pool(name: str) -> AsyncIterator[WorkerPool]:
+    """A pool of one thread, which has ended after the block."""
     pool = WorkerPool(name, 1, asyncio.get_running_loop())
     try:
-        return await run_blocking(pool, CallBudget(None), call, undo)
+        yield pool
     finally:
         await pool.close()
 

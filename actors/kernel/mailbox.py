@@ -45,7 +45,7 @@ class Mailbox:
         """
         self.limit = limit
         self.offer_limit = limit
-        """Up to where later offers may fill it: a place is kept for each one that was let through."""
+        """Up to where more of those who wait may be let through: the limit without the place of each that was."""
         self.length = 0
         self.backlog_s = 0.0
 

@@ -129,8 +129,8 @@ class ActorSystem:
         cell = hub.cells.get(name)
         if cell is not None and not hub.closing:
             mailbox = cell.mailbox
-            # Mostly there is room, and nobody before it.
-            if mailbox.length < mailbox.offer_limit and not mailbox.offers:
+            # Mostly there is room, and nobody before it: neither let through, with a place kept, nor in line.
+            if mailbox.length < mailbox.limit == mailbox.offer_limit and not mailbox.offers:
                 cell.accept_tell(message, None, None)
                 return
         await hub.offer(name, message, timeout_s)

@@ -5,14 +5,18 @@ import contextlib
 import gc
 import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import torch
 
-from hostweights import Attachment, Config, HostWeights, HostWeightsError, LoadedModel, ProductionPolicy
+from hostweights import Attachment, Config, HostWeights, HostWeightsError, LoadedModel, ProductionPolicy, WeightGroup
+from hostweights.actors.transport import TransportActor
+from hostweights.messages.base import Message
+from hostweights.messages.journal import DeadReason
 from hostweights.messages.report import PublicationOutcome
 from tiny_model import factory, make_checkpoint, plain, run
 
@@ -20,6 +24,8 @@ pytestmark = pytest.mark.asyncio
 
 T = TypeVar("T")
 
+ALONE = WeightGroup(ranks=(0,))
+"""It meets nobody, and is attached as a group is."""
 CANCELS_PER_OPERATION = 167  # three operations: 501 in all
 
 
@@ -140,7 +146,7 @@ async def test_D1_cancelled_attaches_leak_nothing(tmp_path: Path) -> None:
     host_of = Host(tmp_path, ProductionPolicy(build_before_load=True))
     async with HostWeights(host_of.config) as host:
         await cancel_attaches(host, source)
-        await until(host, lambda: no_attachments(host))
+        assert await host.attachments() == ()
     host_of.check_closed()
 
 
@@ -156,8 +162,43 @@ async def cancel_attaches(host: HostWeights, source: Path) -> None:
     for _ in range(CANCELS_PER_OPERATION):
         await detach_all(attached)
         await moments.cancelled(attach())
+        assert len(await host.attachments()) == len(attached)
         assert torch.equal(run(model.module), expected)
     await detach_all(attached)
+
+
+@pytest.mark.parametrize(
+    ("gather", "passes"),
+    [(None, 0), (ALONE, 0), (ALONE, 1)],
+    ids=["alone", "with-ranks-before-its-task-ends", "with-ranks-after-its-task-ended"],
+)
+async def test_D1_an_attach_that_is_cancelled_with_its_reply_on_the_way_is_undone_before_the_cancel_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: WeightGroup | None, passes: int
+) -> None:
+    source, note = make_checkpoint(tmp_path), TransportActor._note
+
+    def note_and_cancel(actor: TransportActor, attached: Message) -> Message:
+        """In the last step of the handler: what is called soon comes before who waits for the reply."""
+        cancel_after(attaching, passes)
+        return note(actor, attached)
+
+    async with HostWeights(Host(tmp_path, ProductionPolicy(publish_after_load=False)).config) as host:
+        model = await host.load(factory(), source)
+        with monkeypatch.context() as cancelling:
+            cancelling.setattr(TransportActor, "_note", note_and_cancel)
+            attaching = asyncio.create_task(host.attach(model, gather=gather))
+            with pytest.raises(asyncio.CancelledError):
+                await attaching
+        assert host._assembly.resources.attachments.ids() == []
+        assert (DeadReason.LATE_REPLY in host._assembly.system.stats().dead_letters) is (passes == 0)
+        assert torch.equal(run(model.module), plain(source))
+        await host.attach(model, gather=gather)
+
+
+def cancel_after(task: asyncio.Task[Attachment], passes: int) -> None:
+    """Cancel in the next pass of the loop but so many."""
+    call = task.cancel if passes == 0 else partial(cancel_after, task, passes - 1)
+    asyncio.get_running_loop().call_soon(call)
 
 
 async def detach_all(attached: list[Attachment]) -> None:
@@ -165,22 +206,10 @@ async def detach_all(attached: list[Attachment]) -> None:
         await attached.pop().detach()
 
 
-async def no_attachments(host: HostWeights) -> bool:
-    return await host.attachments() == ()
-
-
-async def no_leases(host: HostWeights) -> bool:
-    return await host.leases() == ()
-
-
 async def settled(host: HostWeights) -> None:
     """Clean-up that a cancel set off is sent and not awaited; it is over when no lease is left."""
-    await until(host, lambda: no_leases(host))
-
-
-async def until(host: HostWeights, condition: Callable[[], Awaitable[bool]]) -> None:
     for _ in range(1000):
-        if await condition():
+        if await host.leases() == ():
             return
     raise AssertionError(f"never settled: {await host.stats()}")
 

@@ -7,19 +7,22 @@ from pathlib import Path
 import pytest
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, ProductionPolicy, RuntimePolicy
+from hostweights.actors.assembly import TRANSPORT
 from hostweights.actors.kernel.contract import Context
+from hostweights.actors.kernel.hub import expire
 from hostweights.actors.kernel.journal import Journal
 from hostweights.actors.ports.devices import LocalDevices
 from hostweights.actors.ports.loader import LocalLoader
 from hostweights.actors.ports.models import LocalModels
 from hostweights.actors.ports.store import LocalStorePort
 from hostweights.actors.transport import TransportActor
+from hostweights.dlo.devices.cpu import CpuDevice
 from hostweights.messages.budget import Budget
 from hostweights.messages.publisher import ProducerRegistered, RegisterProducer
 from hostweights.messages.report import PublicationOutcome
 from hostweights.messages.resolver import PlanRestore, RestorePlanned
 from hostweights.messages.store import Memory
-from hostweights.messages.transport import Detached, DetachModel
+from hostweights.messages.transport import Attached, AttachModel, Detached, DetachModel
 from tiny_model import factory, make_checkpoint
 
 pytestmark = pytest.mark.asyncio
@@ -226,6 +229,42 @@ def held_detach(monkeypatch: pytest.MonkeyPatch) -> Held:
 
     monkeypatch.setattr(LocalDevices, "detach", slow_detach)
     return held
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "out-of-time"])
+async def test_D1_an_attach_whose_undo_meets_a_transient_fault_is_undone_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    source = make_checkpoint(tmp_path)
+    attached, attach, close = Held(), LocalDevices.attach, CpuDevice.close
+
+    def slow_attach(port: LocalDevices, effect: AttachModel, budget: Budget) -> Attached:
+        reply = attach(port, effect, budget)
+        attached.wait()
+        return reply
+
+    def fail_once(device: CpuDevice) -> None:
+        monkeypatch.setattr(CpuDevice, "close", close)
+        close(device)
+        raise OSError(5, "Input/output error")
+
+    production = ProductionPolicy(publish_after_load=False)
+    async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
+        model = await host.load(factory(), source)
+        monkeypatch.setattr(LocalDevices, "attach", slow_attach)
+        monkeypatch.setattr(CpuDevice, "close", fail_once)
+        attaching = asyncio.create_task(host.attach(model))
+        await attached.reached()
+        if cancelled:
+            attaching.cancel()
+        else:
+            (asked,) = host._assembly.system._hub.cells[TRANSPORT]._children.values()
+            expire(asked)
+        attached.go.set()
+        (ended,) = await asyncio.gather(attaching, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError if cancelled else HostWeightsError)
+        assert host._assembly.resources.attachments.ids() == []
+        await host.attach(model)
 
 
 async def test_D1_a_close_refuses_an_attach_or_publication_that_comes_meanwhile(

@@ -125,28 +125,36 @@ async def test_an_offer_that_found_no_room_in_time_says_so_and_leaves_nothing() 
 
 
 @asynccontextmanager
-async def filled_by_an_ask() -> AsyncIterator[tuple[ActorSystem, Held, asyncio.Task[Message]]]:
-    """A mailbox of one place, taken by an ask that may be withdrawn, behind a handler that is held."""
+async def filled_by_asks(count: int = 1) -> AsyncIterator[tuple[ActorSystem, Held, list[asyncio.Task[Message]]]]:
+    """A mailbox whose places are all taken by asks, from 1 on, that may be withdrawn, behind a handler that is held."""
     async with ActorSystem() as system:
         actor = Held()
-        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=1))
+        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=count))
         system.tell("a", Do(n=0))
         await passes(5)
-        queued = asyncio.create_task(system.ask("a", Do(n=1)))
+        queued = [asyncio.create_task(system.ask("a", Do(n=n))) for n in range(1, count + 1)]
         await passes(1)
         yield system, actor, queued
 
 
+async def withdraw(system: ActorSystem, queued: list[asyncio.Task[Message]]) -> None:
+    """Return in the loop pass in which the last of the asks left the mailbox."""
+    for ask in queued:
+        ask.cancel()
+    while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
+        await asyncio.sleep(0)
+
+
 async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
     """A withdrawn ask makes room, and the first in line is cancelled in that moment; nothing else makes room."""
-    async with filled_by_an_ask() as (system, actor, queued):
+    async with filled_by_asks() as (system, actor, queued):
         first = asyncio.create_task(system.offer("a", Do(n=2)))
         second = asyncio.create_task(system.offer("a", Do(n=3)))
         await passes(2)
         offers = system._hub.cells["a"].mailbox.offers
         assert offers is not None
         (granted, _) = offers
-        queued.cancel()
+        queued[0].cancel()
         while not granted.done():  # noqa: ASYNC110 - polling is by loop pass
             await asyncio.sleep(0)
         first.cancel()
@@ -160,32 +168,33 @@ async def test_a_cancelled_offer_gives_its_turn_to_the_next() -> None:
 
 
 async def test_who_was_let_in_keeps_its_place_from_an_offer_that_comes_before_it_looks() -> None:
-    async with filled_by_an_ask() as (system, actor, queued):
+    async with filled_by_asks() as (system, actor, queued):
         first = asyncio.create_task(system.offer("a", Do(n=2)))
         await passes(2)
-        queued.cancel()
-        while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
-            await asyncio.sleep(0)
+        await withdraw(system, queued)
         actor.gate.set()
         await system.offer("a", Do(n=3))
         await first
     assert actor.seen == [0, 2, 3]
 
 
+async def test_who_was_let_in_keeps_its_turn_from_an_offer_that_there_is_room_for_too() -> None:
+    async with filled_by_asks(2) as (system, actor, queued):
+        first = asyncio.create_task(system.offer("a", Do(n=3)))
+        await passes(2)
+        await withdraw(system, queued)
+        assert not first.done()
+        await system.offer("a", Do(n=4))
+        await first
+        actor.gate.set()
+    assert actor.seen == [0, 3, 4]
+
+
 async def test_offers_whose_room_a_tell_took_wait_in_the_order_in_which_they_came() -> None:
-    async with ActorSystem() as system:
-        actor = Held()
-        await system.start(ActorSpec(name="a", create=lambda: actor, accepts=(Do,), mailbox_limit=2))
-        system.tell("a", Do(n=0))
-        await passes(5)
-        queued = [asyncio.create_task(system.ask("a", Do(n=n))) for n in (1, 2)]
-        await passes(1)
+    async with filled_by_asks(2) as (system, actor, queued):
         offers = [asyncio.create_task(system.offer("a", Do(n=n))) for n in (3, 4, 5)]
         await passes(2)
-        for ask in queued:
-            ask.cancel()
-        while system.stats().actors[0].mailbox_length:  # noqa: ASYNC110 - polling is by loop pass
-            await asyncio.sleep(0)
+        await withdraw(system, queued)
         system.tell("a", Do(n=6))
         system.tell("a", Do(n=7))
         await passes(3)

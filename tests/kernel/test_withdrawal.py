@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded
+from hostweights.actors.kernel import ActorSpec, ActorStopped, ActorSystem, Context, DeadlineExceeded, blocking
 from hostweights.actors.kernel.states import Reason
 from hostweights.actors.kernel.testing import run_virtual
 from hostweights.messages.base import Message
@@ -465,6 +465,34 @@ async def test_T78_blocking_work_is_awaited_and_undone_exactly_once() -> None:
         assert undone == ["lock"]
         assert await system.ask("a", Do()) == Did()
         assert undone == ["lock"]
+    assert not own_threads()
+
+
+@pytest.mark.asyncio
+async def test_T78_a_cancel_while_the_thread_of_a_call_ends_undoes_the_call_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the next ones, while the thread of the undo ends, leave it alone."""
+    steps: list[tuple[str, int]] = []
+
+    class Told(blocking.WorkerPool):
+        async def close(self) -> None:
+            caller.cancel()
+            await super().close()
+
+    def take(budget: Budget) -> str:
+        steps.append(("take", threading.get_ident()))
+        return "lock"
+
+    def give_back(taken: str) -> None:
+        steps.append((f"give {taken} back", threading.get_ident()))
+
+    monkeypatch.setattr(blocking, "WorkerPool", Told)
+    caller = asyncio.create_task(blocking.in_own_thread("own-worker", take, give_back))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert [step for step, _ in steps] == ["take", "give lock back"]
+    assert threading.get_ident() not in [thread for _, thread in steps]
     assert not own_threads()
 
 
