@@ -2,7 +2,9 @@
 
 Starts the ranks itself: one a GPU, or four on the CPU with a small model, to see that it runs. A forward's limit is
 max(compute when resident, bytes / ranks / link, blocks x gather), all measured in the same run; times are the slowest
-rank's. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are gathered as well, last: packing 10 GB takes minutes.
+rank's. HOSTWEIGHTS_BENCH_CTAS=4,8 gathers once more with NCCL_MAX_CTAS set to each: how many of the device's processors
+a collective may take from computing. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are gathered as well, last: packing
+10 GB takes minutes.
 """
 
 import json
@@ -12,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -28,7 +31,10 @@ TOKENS = (1024, 4096, 16384)
 SMALL = (Shape(blocks=4, hidden=256, head=64), (16, 32, 64))
 CPU_RANKS = 4
 DEADLINE_S = 5.0
+OWN_LINK = 0.95
+"""Of what a GPU copies alone, what it copies while all do, if each has a link of its own."""
 PACKED = "packed allgather"
+RESIDENT = ("resident", "resident, again")
 STREAMED = ("rank-local", "allgather", "auto", PACKED)
 
 
@@ -41,6 +47,8 @@ def run() -> Results:
         suite = Suite(Path(folder), kind, gpus if kind == "cuda" else CPU_RANKS, shape, tokens)
         suite.prepare()
         suite.run_ranks("plain")
+        for ctas in filter(None, os.environ.get("HOSTWEIGHTS_BENCH_CTAS", "").split(",")):
+            suite.run_ranks(f"allgather, {ctas} CTAs", {"NCCL_MAX_CTAS": ctas})
         if os.environ.get("HOSTWEIGHTS_BENCH_PACKED") == "1":
             suite.decided = suite.goals()
             suite.publish(PackingPolicy.ON)
@@ -73,8 +81,8 @@ class Suite:
             host.unload(host.load(self.factory, self.checkpoint))
         self._keep({"method": f"published, packing {packing.value}", "seconds": time.perf_counter() - began_s})
 
-    def run_ranks(self, part: str) -> None:
-        """One process a rank, for the ``plain`` or ``packed`` steps; each is a row once every rank has told it."""
+    def run_ranks(self, part: str, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """One process a rank, for the steps of a part; each is a row once every rank has told it."""
         words = [
             part,
             self.root,
@@ -86,7 +94,8 @@ class Suite:
             *self.tokens,
         ]
         command = [sys.executable, "-m", "benchmarks.allgather_worker", *map(str, words)]
-        shared = os.environ | {"WORLD_SIZE": str(self.ranks), "RENDEZVOUS": str(self.folder / f"rendezvous-{part}")}
+        rendezvous = str(self.folder / f"rendezvous-{len(self.rows)}")
+        shared = os.environ | {"WORLD_SIZE": str(self.ranks), "RENDEZVOUS": rendezvous, **settings}
         workers = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=shared | {"RANK": str(rank)})
             for rank in range(self.ranks)
@@ -135,6 +144,11 @@ class Suite:
             best = min(self._seconds(step, tokens) for step in ("rank-local", "allgather"))
             ratio = self._seconds("auto", tokens) / best
             goals.append(Goal(id=f"auto-{tokens}", goal="<= 1.03 x the better", value=ratio, met=ratio <= 1.03))
+        together, alone = (
+            min(_number(each["bytes_per_s"]) for each in self._said(f"link{how}")) for how in ("", " alone")
+        )
+        if together < OWN_LINK * alone:
+            return goals  # what is gained by copying less each is less than the number of ranks
         fewest = self.tokens[0]
         faster = self._seconds("rank-local", fewest) / self._seconds("allgather", fewest)
         wanted = {2: 1.9, 4: 3.5}.get(self.ranks, 0.875 * self.ranks)
@@ -178,7 +192,7 @@ class Suite:
         for name in newest:
             if name not in {"step", "rank"}:
                 row[name] = _joined(name, [each[name] for each in same if name in each])
-        if newest["step"] in STREAMED and self.kind == "cuda":
+        if "seconds" in newest and "tokens" in newest and newest["step"] not in RESIDENT and self.kind == "cuda":
             limit_s = self._limit(int(_number(newest["tokens"])), self._share(str(newest["step"])))
             row["limit"] = round(_number(row["seconds"]) / limit_s, 4)
         self._keep(row)

@@ -1,7 +1,7 @@
 """One rank of the suite ``allgather``: the same steps on every rank, a JSON line for each.
 
-Arguments: ``plain`` or ``packed``, store root, checkpoint, ``cuda`` or ``cpu``, blocks, hidden, head, then the token
-counts. RANK, WORLD_SIZE and RENDEZVOUS (a file) come from the environment.
+Arguments: ``plain``, ``packed`` or a name by which to gather once more, store root, checkpoint, ``cuda`` or ``cpu``,
+blocks, hidden, head, then the token counts. RANK, WORLD_SIZE and RENDEZVOUS (a file) come from the environment.
 """
 
 import gc
@@ -20,7 +20,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.stream_model import Shape, Transformer, sample
-from benchmarks.stream_timing import Timing, link_together_bytes_per_s, mapped_bytes, measure, settle
+from benchmarks.stream_timing import (
+    Timing,
+    link_bytes_per_s,
+    link_together_bytes_per_s,
+    mapped_bytes,
+    measure,
+    settle,
+)
 from hostweights import (
     Config,
     HostWeightsError,
@@ -37,6 +44,7 @@ from hostweights.dlo.gather.ranks import RankGroup
 
 KILL_DEADLINE_S = 5.0
 PACKED = ProductionPolicy(packing=PackingPolicy.ON)
+POLL_S = 0.02
 WARM_PACKED = 4
 """Forwards until it is known how fast blocks are to be unpacked."""
 WARM_CHOICE = 16
@@ -60,8 +68,15 @@ class Rank:
         print(json.dumps({"step": step, "rank": self.rank, **facts}), flush=True)
 
     def limits(self) -> None:
-        """The link with all ranks at once, and the gather of one block alone."""
+        """The link with all ranks at once, and with one at a time."""
+        for rank in range(self.world):
+            dist.barrier()
+            if rank == self.rank:
+                self.say("link alone", bytes_per_s=link_bytes_per_s(self.device))
         self.say("link", bytes_per_s=link_together_bytes_per_s(self.device, dist.barrier))
+
+    def gather(self, step: str) -> None:
+        """The gather of one block alone."""
         cut = Cut(self.shape.block_bytes, self.world)
         slot = torch.empty(cut.padded_bytes, dtype=torch.uint8, device=self.device)
         part = torch.zeros(cut.part_bytes, dtype=torch.uint8, device=self.device)
@@ -73,7 +88,7 @@ class Rank:
             began_s = time.perf_counter()
             collective.start(slot, part, "the benchmark")()
             taken.append(time.perf_counter() - began_s)
-        self.say("gather", seconds=min(taken))
+        self.say(step, seconds=min(taken))
         collective.close()
         ranks.close()
 
@@ -97,6 +112,8 @@ class Rank:
         packing = host.ring(attachment).packing
         packed = {} if packing is None else {"packed_bytes": packing.packed_bytes, "plain_bytes": packing.plain_bytes}
         self.say(f"{step}, attach", seconds=time.perf_counter() - began_s, **packed)
+        while (told := host.ring(attachment).registration) is not None and told.state == "running":
+            time.sleep(POLL_S)
         with torch.inference_mode():
             self.forwards(step, loaded.module, warm=warm)
         dist.barrier()
@@ -174,7 +191,13 @@ def main() -> None:
         with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=PACKED)) as host:
             rank.streamed(host, "packed allgather", rank.group, WARM_PACKED)
         return
+    if part != "plain":
+        rank.gather(f"{part}, gather")
+        with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
+            rank.streamed(host, part, rank.group, 1)
+        return
     rank.limits()
+    rank.gather("gather")
     rank.resident("resident")
     with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
         rank.streamed(host, "rank-local", None, 1)
