@@ -2,9 +2,7 @@
 
 Starts the ranks itself: one a GPU, or four on the CPU with a small model, to see that it runs. A forward's limit is
 max(compute when resident, bytes / ranks / link, blocks x gather), all measured in the same run; times are the slowest
-rank's. HOSTWEIGHTS_BENCH_CTAS=4,8 gathers once more with NCCL_MAX_CTAS set to each: how many of the device's processors
-a collective may take from computing. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are gathered as well, last: packing
-10 GB takes minutes.
+rank's. With HOSTWEIGHTS_BENCH_PACKED=1 packed blocks are gathered as well, last: packing 10 GB takes minutes.
 """
 
 import json
@@ -14,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -34,7 +31,6 @@ DEADLINE_S = 5.0
 OWN_LINK = 0.95
 """Of what a GPU copies alone, what it copies while all do, if each has a link of its own."""
 PACKED = "packed allgather"
-RESIDENT = ("resident", "resident, again")
 STREAMED = ("rank-local", "allgather", "auto", PACKED)
 
 
@@ -47,8 +43,6 @@ def run() -> Results:
         suite = Suite(Path(folder), kind, gpus if kind == "cuda" else CPU_RANKS, shape, tokens)
         suite.prepare()
         suite.run_ranks("plain")
-        for ctas in filter(None, os.environ.get("HOSTWEIGHTS_BENCH_CTAS", "").split(",")):
-            suite.run_ranks(f"allgather, {ctas} CTAs", {"NCCL_MAX_CTAS": ctas})
         if os.environ.get("HOSTWEIGHTS_BENCH_PACKED") == "1":
             suite.decided = suite.goals()
             suite.publish(PackingPolicy.ON)
@@ -81,8 +75,8 @@ class Suite:
             host.unload(host.load(self.factory, self.checkpoint))
         self._keep({"method": f"published, packing {packing.value}", "seconds": time.perf_counter() - began_s})
 
-    def run_ranks(self, part: str, settings: Mapping[str, str] = MappingProxyType({})) -> None:
-        """One process a rank, for the steps of a part; each is a row once every rank has told it."""
+    def run_ranks(self, part: str) -> None:
+        """One process a rank, for the ``plain`` or ``packed`` steps; each is a row once every rank has told it."""
         words = [
             part,
             self.root,
@@ -94,8 +88,7 @@ class Suite:
             *self.tokens,
         ]
         command = [sys.executable, "-m", "benchmarks.allgather_worker", *map(str, words)]
-        rendezvous = str(self.folder / f"rendezvous-{len(self.rows)}")
-        shared = os.environ | {"WORLD_SIZE": str(self.ranks), "RENDEZVOUS": rendezvous, **settings}
+        shared = os.environ | {"WORLD_SIZE": str(self.ranks), "RENDEZVOUS": str(self.folder / f"rendezvous-{part}")}
         workers = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=shared | {"RANK": str(rank)})
             for rank in range(self.ranks)
@@ -192,7 +185,7 @@ class Suite:
         for name in newest:
             if name not in {"step", "rank"}:
                 row[name] = _joined(name, [each[name] for each in same if name in each])
-        if "seconds" in newest and "tokens" in newest and newest["step"] not in RESIDENT and self.kind == "cuda":
+        if newest["step"] in STREAMED and self.kind == "cuda":
             limit_s = self._limit(int(_number(newest["tokens"])), self._share(str(newest["step"])))
             row["limit"] = round(_number(row["seconds"]) / limit_s, 4)
         self._keep(row)

@@ -1,7 +1,7 @@
 """One rank of the suite ``allgather``: the same steps on every rank, a JSON line for each.
 
-Arguments: ``plain``, ``packed`` or a name by which to gather once more, store root, checkpoint, ``cuda`` or ``cpu``,
-blocks, hidden, head, then the token counts. RANK, WORLD_SIZE and RENDEZVOUS (a file) come from the environment.
+Arguments: ``plain`` or ``packed``, store root, checkpoint, ``cuda`` or ``cpu``, blocks, hidden, head, then the token
+counts. RANK, WORLD_SIZE and RENDEZVOUS (a file) come from the environment.
 """
 
 import gc
@@ -68,15 +68,12 @@ class Rank:
         print(json.dumps({"step": step, "rank": self.rank, **facts}), flush=True)
 
     def limits(self) -> None:
-        """The link with all ranks at once, and with one at a time."""
+        """The link with one rank at a time and with all at once, and the gather of one block alone."""
         for rank in range(self.world):
             dist.barrier()
             if rank == self.rank:
                 self.say("link alone", bytes_per_s=link_bytes_per_s(self.device))
         self.say("link", bytes_per_s=link_together_bytes_per_s(self.device, dist.barrier))
-
-    def gather(self, step: str) -> None:
-        """The gather of one block alone."""
         cut = Cut(self.shape.block_bytes, self.world)
         slot = torch.empty(cut.padded_bytes, dtype=torch.uint8, device=self.device)
         part = torch.zeros(cut.part_bytes, dtype=torch.uint8, device=self.device)
@@ -88,7 +85,7 @@ class Rank:
             began_s = time.perf_counter()
             collective.start(slot, part, "the benchmark")()
             taken.append(time.perf_counter() - began_s)
-        self.say(step, seconds=min(taken))
+        self.say("gather", seconds=min(taken))
         collective.close()
         ranks.close()
 
@@ -191,13 +188,7 @@ def main() -> None:
         with open_sync(Config(root=str(root), mode=Mode.REQUIRED, production=PACKED)) as host:
             rank.streamed(host, "packed allgather", rank.group, WARM_PACKED)
         return
-    if part != "plain":
-        rank.gather(f"{part}, gather")
-        with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
-            rank.streamed(host, part, rank.group, 1)
-        return
     rank.limits()
-    rank.gather("gather")
     rank.resident("resident")
     with open_sync(Config(root=str(root), mode=Mode.REQUIRED)) as host:
         rank.streamed(host, "rank-local", None, 1)
