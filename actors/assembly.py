@@ -51,6 +51,8 @@ RESTART = RestartPolicy(restart_on=(OSError, MemoryError))
 
 _WAITING_MODELS = 64
 """How many models may wait for their forwards before others wait for them; a thread is started when it must."""
+_MODEL_STEPS = (Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident)
+"""Of one model, which may wait for its forwards; those of others go on beside them."""
 _BEGINNING = (Attach, Publish, Resolve)
 _FULL_PAUSE_S = 0.001
 
@@ -112,8 +114,9 @@ class Assembly:
             ActorSpec(
                 name=TRANSPORT,
                 create=partial(TransportActor, DevicesOnDemand(resources)),
-                accepts=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident, ListAttachments),
-                concurrent=(Attach, Detach, Forget, Rebase, AnnounceForwards, ReadRing, ReleaseResident),
+                accepts=(*_MODEL_STEPS, ListAttachments),
+                concurrent=_MODEL_STEPS,
+                uneven=_MODEL_STEPS,
                 concurrency_limit=limit,
                 undelivered=_take_back,
                 mailbox_limit=limit,
@@ -126,6 +129,7 @@ class Assembly:
                 create=partial(StoreActor, self._store_port),
                 accepts=(Lookup, Fetch, Build, Release, ListLeases, ReadMemory),
                 concurrent=(Lookup, Fetch, Build),
+                uneven=(Lookup, Fetch, Build),
                 undelivered=_take_back,
                 mailbox_limit=limit,
                 beside_limit=(Release,),
@@ -137,6 +141,7 @@ class Assembly:
                 create=partial(ResolverActor, self._loader()),
                 accepts=(Resolve,),
                 concurrent=(Resolve,),
+                uneven=(Resolve,),
                 mailbox_limit=limit,
                 restart=RESTART,
                 workers=2,
@@ -146,6 +151,7 @@ class Assembly:
                 create=partial(PublisherActor, LocalModels(resources)),
                 accepts=(Publish, ListPublications),
                 concurrent=(Publish,),
+                uneven=(Publish,),
                 mailbox_limit=limit,
                 restart=RESTART,
                 workers=2,

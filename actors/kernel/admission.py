@@ -48,3 +48,14 @@ class Service:
     def starts(self, left_s: float) -> bool:
         """Whether a message can be expected to end in time; one that came before an empty mailbox always can."""
         return left_s > 0.0 and left_s >= self.mean_s
+
+
+class UnevenService(Service):
+    """Runs that say nothing of each other's length: what is next is given all the time that it has."""
+
+    __slots__ = ()
+
+    def completed(self, seconds: float) -> None:
+        """Take in one run that ended with an answer; no mean follows from it."""
+        self.count += 1
+        self.busy_s += seconds

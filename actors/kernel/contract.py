@@ -18,7 +18,7 @@ Deadlines
     Absolute on the loop clock; the earliest of the explicit timeout, the deadline of the message being handled and the
     actor's cap; an infinite one is none. Checked at enqueue (refused when past, or when the queue cannot be worked off
     within 80 % of what is left), at dequeue (not started when less is left than the mean service time) and while
-    running (withdrawn).
+    running (withdrawn). Of what the actor declares ``uneven`` no run is a measure for the next.
 Withdrawal
     When the caller is cancelled or its deadline passes, a queued message never starts and a running handler gets one
     cancel at its next await. Tells are never withdrawn. ``ask`` then returns when nothing of it runs any more: at once
@@ -193,6 +193,8 @@ class ActorSpec(msgspec.Struct, frozen=True):
     """For news that the next one replaces: a full mailbox gives up its oldest tell rather than refuse a new message."""
     beside_limit: tuple[type[Message], ...] = ()
     """For what gives back: to refuse it would leave more to do than to queue it. Bounded by what was given."""
+    uneven: tuple[type[Message], ...] = ()
+    """Whose runs take as long as what they are about is large or in use: none is refused because others took long."""
     workers: int = 2
     """Threads in the pool for blocking work."""
     deadline_cap_s: float | None = None

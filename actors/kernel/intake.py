@@ -6,7 +6,7 @@ from math import inf
 from ...messages.base import Message
 from ...messages.failure import Code, HostWeightsError
 from ...messages.journal import DeadReason
-from .admission import Service
+from .admission import Service, UnevenService
 from .blocking import WorkerPool
 from .contract import Actor, ActorSpec
 from .delivery import Delivery
@@ -52,7 +52,9 @@ class Intake:
         self.name = spec.name
         self.mailbox = Mailbox(hub.loop, spec.mailbox_limit)
         self.services = {
-            kind: Service(concurrent=kind in spec.concurrent, concurrency_limit=spec.concurrency_limit)
+            kind: (UnevenService if kind in spec.uneven else Service)(
+                concurrent=kind in spec.concurrent, concurrency_limit=spec.concurrency_limit
+            )
             for kind in spec.accepts
         }
         self.refusing: str | None = None

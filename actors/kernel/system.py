@@ -259,6 +259,8 @@ def _check(spec: ActorSpec) -> None:
         wrong = f"a name has 1 to {_NAME_LIMIT} characters"
     elif spec.concurrent and not set(spec.concurrent) <= set(spec.accepts):
         wrong = "concurrent message types must be accepted ones"
+    elif not set(spec.uneven) <= set(spec.accepts):
+        wrong = "uneven message types must be accepted ones"
     elif min(spec.concurrency_limit, spec.mailbox_limit, spec.workers) < 1:
         wrong = "concurrency_limit, mailbox_limit and workers are at least 1"
     if wrong is not None:

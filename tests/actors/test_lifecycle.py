@@ -388,3 +388,18 @@ async def test_D2_an_unload_refuses_an_attach_or_publication_that_comes_meanwhil
         assert caught.value.code is Code.MODEL_UNKNOWN
         assert "forward" not in vars(model.module)
         assert await host.attachments() == ()
+
+
+async def test_D1_what_is_short_is_not_refused_because_others_took_long(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path)
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        for cell in host._assembly.system._hub.cells.values():
+            for service in cell.services.values():
+                if service.concurrent:  # as after large models
+                    service.completed(1000.0)
+        model = await host.load(factory(), source, timeout_s=300.0)
+        assert model.publication is not None
+        assert (await model.publication.wait()).failure is None
+        attachment = await host.attach(model, timeout_s=300.0)
+        await attachment.detach()
+        assert (await host.load(factory(), source, timeout_s=300.0)).warm

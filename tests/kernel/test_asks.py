@@ -299,10 +299,26 @@ async def test_a_busy_actor_yields_to_the_loop() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_is_uneven_is_begun_whatever_others_took() -> None:
+    async with ActorSystem() as system:
+        for name, uneven in (("even", ()), ("uneven", (Do,))):
+            await system.start(spec(lambda: Scripted(double), name, uneven=uneven))
+            system._hub.cells[name].services[Do].completed(1000.0)
+        with pytest.raises(Overloaded):
+            await system.ask("even", Do(n=1), timeout_s=100.0)
+        assert await system.ask("uneven", Do(n=1), timeout_s=100.0) == Did(n=2)
+
+
+@pytest.mark.asyncio
 async def test_specs_that_cannot_work_are_refused() -> None:
     async with ActorSystem() as system:
         right = spec(lambda: Scripted(double))
-        for broken in (replace(right, name=""), replace(right, concurrent=(Did,)), replace(right, workers=0)):
+        for broken in (
+            replace(right, name=""),
+            replace(right, concurrent=(Did,)),
+            replace(right, uneven=(Did,)),
+            replace(right, workers=0),
+        ):
             with pytest.raises(HostWeightsError, match="cannot be started"):
                 await system.start(broken)
         await system.start(spec(lambda: Scripted(double)))

@@ -63,6 +63,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "test_useful_replies_under_overload_are_not_crowded_out",
         "test_admission_keeps_headroom_and_concurrent_work_shares_it",
     ),
+    "Of what the actor declares ``uneven``": ("test_what_is_uneven_is_begun_whatever_others_took",),
     "When the caller is cancelled": (
         "test_a_queued_message_is_withdrawn_at_once_and_never_starts",
         "test_T77_a_cancel_at_every_loop_pass_tears_and_leaks_nothing",

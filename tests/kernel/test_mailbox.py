@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hostweights.actors.kernel.admission import Service
+from hostweights.actors.kernel.admission import Service, UnevenService
 from hostweights.actors.kernel.cell import Cell
 from hostweights.actors.kernel.deadlines import DeadlineWheel
 from hostweights.actors.kernel.delivery import Delivery
@@ -248,3 +248,12 @@ def test_admission_keeps_headroom_and_concurrent_work_shares_it() -> None:
     assert service.expected_s() == pytest.approx(0.025)
     assert service.admits(0.7, 1.0)
     assert not service.admits(0.71, 1.0)
+
+
+def test_of_uneven_runs_none_is_a_measure_for_the_next() -> None:
+    service = UnevenService(concurrent=False, concurrency_limit=1)
+    service.completed(100.0)
+    assert service.admits(0.0, 1.0)
+    assert service.starts(1.0)
+    assert not service.admits(0.9, 1.0)  # behind what is measured
+    assert (service.count, service.busy_s, service.expected_s()) == (1, 100.0, 0.0)
