@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from .groups import WeightGroup
 
 _LOG = logging.getLogger("hostweights")
+_TRIES = 3
+"""To take an attach back on a host whose faults may pass: nobody else can."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -181,7 +183,8 @@ class HostWeights:
         try:
             resolved = await self._ask(RESOLVER, request, Resolved, timeout_s)
         except (HostWeightsError, asyncio.CancelledError):
-            self._concessions.begin(entry)
+            if self._assembly.running:
+                self._concessions.begin(entry)
             raise
         if resolved.report.failure is not None:
             limit_s = finite_timeout(timeout_s)
@@ -305,9 +308,15 @@ class HostWeights:
 
         Nothing of the attach runs any more, so the table knows. A close beside it takes the attachment down itself.
         """
-        if self._assembly.resources.attachments.find(attachment_id) is not None:
-            with suppress(HostWeightsError):  # the caller is told why it has none
-                await to_the_end(self._assembly.insist(TRANSPORT, Detach(attachment_id=attachment_id, terminal=False)))
+        detach = Detach(attachment_id=attachment_id, terminal=False)
+        faults = 0
+        while faults < _TRIES and self._assembly.resources.attachments.find(attachment_id) is not None:
+            try:
+                await to_the_end(self._assembly.insist(TRANSPORT, detach))
+            except HostWeightsError as fault:  # the caller is told why it has no attachment
+                faults += 1
+                if faults == _TRIES:
+                    _LOG.warning("%s streams until its model is unloaded: %s", attachment_id, fault.failure.text)
 
     async def unload(self, model: "LoadedModel") -> None:
         """Cancel the model's publications, stop its streaming, give its leases back and forget it.

@@ -25,7 +25,7 @@ from ..messages.transport import (
     ReleaseResident,
 )
 from .arguments import finite_timeout
-from .kernel.blocking import NoThread, in_own_thread
+from .kernel.blocking import in_any_thread
 from .kernel.contract import ActorSpec, RestartPolicy
 from .kernel.errors import ActorStopped, MailboxFull
 from .kernel.instruments import Instruments
@@ -203,10 +203,7 @@ class Assembly:
             await self._stack.aclose()
         finally:
             self._system = None
-            try:
-                await in_own_thread("hostweights-close", lambda _: self._close_resources())
-            except NoThread:
-                self._close_resources()  # holds the loop up, and leaves nothing
+            await in_any_thread("hostweights-close", self._close_resources)
 
     def _close_resources(self) -> None:
         self.resources.close()

@@ -17,7 +17,7 @@ from ..messages.transport import (
 from .arguments import checked_message
 from .assembly import TRANSPORT, Assembly
 from .finishing import to_the_end
-from .kernel.blocking import in_own_thread
+from .kernel.blocking import in_any_thread, in_own_thread
 
 if TYPE_CHECKING:
     from ..dlo.timeline import Timeline
@@ -66,7 +66,7 @@ class Attachment:
         try:
             yield timeline
         finally:
-            await to_the_end(in_own_thread("hostweights-record", lambda _: recording.__exit__(None, None, None)))
+            await to_the_end(in_any_thread("hostweights-record", lambda: recording.__exit__(None, None, None)))
 
     async def detach(self, *, terminal: bool = False) -> None:
         """Stop streaming. Idempotent. ``terminal`` drops the streamed tensors instead of binding host tensors."""

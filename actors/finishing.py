@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def to_the_end(work: Coroutine[Any, Any, object]) -> None:
-    """Run work to its end although the caller is cancelled, however often; then let the cancel go on."""
+    """Run work to its end although the caller is cancelled, however often; then the cancel goes on, not its error."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -14,6 +14,6 @@ async def to_the_end(work: Coroutine[Any, Any, object]) -> None:
             await asyncio.wait({task})
         except asyncio.CancelledError as caught:
             cancelled = caught
-    task.result()
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from task.exception()
+    task.result()

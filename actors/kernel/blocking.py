@@ -223,10 +223,21 @@ async def in_own_thread(name: str, call: Callable[[Budget], T], undo: Callable[[
             results.append(await run_blocking(pool, CallBudget(None), call, undo))
     except asyncio.CancelledError:
         if results and undo is not None:
-            async with _own_pool(name) as pool:
-                await _undo(pool, undo, results[0])
+            try:
+                async with _own_pool(name) as pool:
+                    await _undo(pool, undo, results[0])
+            except NoThread:
+                undo(results[0])
         raise
     return results[0]
+
+
+async def in_any_thread(name: str, clean_up: Callable[[], object]) -> None:
+    """``in_own_thread``, or here where no thread can be had: that holds the loop up, and leaves nothing."""
+    try:
+        await in_own_thread(name, lambda _: clean_up())
+    except NoThread:
+        clean_up()
 
 
 @contextlib.asynccontextmanager

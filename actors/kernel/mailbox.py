@@ -102,10 +102,13 @@ class Mailbox:
             self.items = deque(item for item in self.items if item.state == QUEUED)
 
     def may_enter(self, offer: "asyncio.Future[None] | None") -> bool:
-        """Whether an offer has been let through or, if it has not waited yet, nobody is before it."""
+        """Whether an offer is the first that was let through or, if it has not waited yet, nobody is before it."""
         if self.offers is None:
             return True
-        return not self.offers and not self._let_through if offer is None else offer in self._let_through
+        let_through = self._let_through
+        if offer is None:
+            return not self.offers and not let_through
+        return bool(let_through) and let_through[0] is offer
 
     def line_up(self, offer: "asyncio.Future[None] | None") -> "asyncio.Future[None]":
         """A place in the line of those who wait for room: the last, or that of ``offer``, which looked in vain."""

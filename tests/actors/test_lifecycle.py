@@ -8,6 +8,8 @@ import pytest
 
 from hostweights import Code, Config, HostWeights, HostWeightsError, ProductionPolicy, RuntimePolicy
 from hostweights.actors.assembly import TRANSPORT
+from hostweights.actors.finishing import to_the_end
+from hostweights.actors.kernel.blocking import WorkerPool
 from hostweights.actors.kernel.contract import Context
 from hostweights.actors.kernel.hub import expire
 from hostweights.actors.kernel.journal import Journal
@@ -18,6 +20,7 @@ from hostweights.actors.ports.store import LocalStorePort
 from hostweights.actors.transport import TransportActor
 from hostweights.dlo.devices.cpu import CpuDevice
 from hostweights.messages.budget import Budget
+from hostweights.messages.failure import Stage, error
 from hostweights.messages.publisher import ProducerRegistered, RegisterProducer
 from hostweights.messages.report import PublicationOutcome
 from hostweights.messages.resolver import PlanRestore, RestorePlanned
@@ -231,9 +234,10 @@ def held_detach(monkeypatch: pytest.MonkeyPatch) -> Held:
     return held
 
 
+@pytest.mark.parametrize("faults", [1, 2, 3])
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "out-of-time"])
-async def test_D1_an_attach_whose_undo_meets_a_transient_fault_is_undone_before_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+async def test_D1_an_attach_whose_undo_meets_transient_faults_is_undone_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool, faults: int
 ) -> None:
     source = make_checkpoint(tmp_path)
     attached, attach, close = Held(), LocalDevices.attach, CpuDevice.close
@@ -243,16 +247,18 @@ async def test_D1_an_attach_whose_undo_meets_a_transient_fault_is_undone_before_
         attached.wait()
         return reply
 
-    def fail_once(device: CpuDevice) -> None:
-        monkeypatch.setattr(CpuDevice, "close", close)
+    left = iter(range(faults))
+
+    def fail_first(device: CpuDevice) -> None:
         close(device)
-        raise OSError(5, "Input/output error")
+        if next(left, None) is not None:
+            raise OSError(5, "Input/output error")
 
     production = ProductionPolicy(publish_after_load=False)
     async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
         model = await host.load(factory(), source)
         monkeypatch.setattr(LocalDevices, "attach", slow_attach)
-        monkeypatch.setattr(CpuDevice, "close", fail_once)
+        monkeypatch.setattr(CpuDevice, "close", fail_first)
         attaching = asyncio.create_task(host.attach(model))
         await attached.reached()
         if cancelled:
@@ -403,3 +409,87 @@ async def test_D1_what_is_short_is_not_refused_because_others_took_long(tmp_path
         attachment = await host.attach(model, timeout_s=300.0)
         await attachment.detach()
         assert (await host.load(factory(), source, timeout_s=300.0)).warm
+
+
+async def test_D1_an_attach_that_cannot_be_undone_says_how_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, attached, attach = make_checkpoint(tmp_path), Held(), LocalDevices.attach
+
+    def slow_attach(port: LocalDevices, effect: AttachModel, budget: Budget) -> Attached:
+        reply = attach(port, effect, budget)
+        attached.wait()
+        return reply
+
+    def refuse(_: LocalDevices, effect: DetachModel) -> Detached:
+        raise error(Stage.TRANSPORT, Code.UNREGISTER_FAILED, f"{effect.attachment_id} is still read")
+
+    production = ProductionPolicy(publish_after_load=False)
+    async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
+        model = await host.load(factory(), source)
+        with monkeypatch.context() as broken:
+            broken.setattr(LocalDevices, "attach", slow_attach)
+            broken.setattr(LocalDevices, "detach", refuse)
+            attaching = asyncio.create_task(host.attach(model))
+            await attached.reached()
+            attaching.cancel()
+            attached.go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await attaching
+        (attachment_id,) = host._assembly.resources.attachments.ids()
+        assert f"{attachment_id} streams until its model is unloaded" in caplog.text
+        await host.unload(model)
+        assert host._assembly.resources.attachments.ids() == []
+
+
+@pytest.mark.parametrize("at", ["begin", "end", "end of a failure"])
+async def test_D1_a_recording_ends_although_no_thread_can_be_had_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    source, start, close = make_checkpoint(tmp_path), threading.Thread.start, WorkerPool.close
+
+    def refused(thread: threading.Thread) -> None:
+        if "hostweights-record" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def cancelled(pool: WorkerPool) -> None:
+        monkeypatch.setattr(WorkerPool, "close", close)
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        recording.cancel()
+        await close(pool)
+
+    async def record() -> None:
+        if at == "begin":
+            monkeypatch.setattr(WorkerPool, "close", cancelled)
+        async with attachment.record():
+            monkeypatch.setattr(threading.Thread, "start", refused)
+            if at != "end":
+                raise ValueError("of the block")
+
+    async with HostWeights(Config(root=str(tmp_path / "store"))) as host:
+        model = await host.load(factory(), source)
+        attachment = await host.attach(model)
+        recording = asyncio.create_task(record())
+        (ended,) = await asyncio.gather(recording, return_exceptions=True)
+        assert type(ended) is {"begin": asyncio.CancelledError, "end": type(None)}.get(at, ValueError)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        async with attachment.record():
+            """The one before has ended."""
+
+
+async def test_D1_a_cancel_goes_on_although_what_it_waited_for_fails() -> None:
+    go = asyncio.Event()
+
+    async def fail() -> None:
+        await go.wait()
+        raise ValueError("of the work")
+
+    ending = asyncio.create_task(to_the_end(fail()))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError) as ended:
+        await ending
+    assert isinstance(ended.value.__cause__, ValueError)

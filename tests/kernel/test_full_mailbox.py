@@ -178,6 +178,21 @@ async def test_who_was_let_in_keeps_its_place_from_an_offer_that_comes_before_it
     assert actor.seen == [0, 2, 3]
 
 
+async def test_an_offer_whose_time_is_up_does_not_overtake_one_that_is_let_through_with_it() -> None:
+    async with filled_by_asks(2) as (system, actor, queued):
+        first = asyncio.create_task(system.offer("a", Do(n=3)))
+        second = asyncio.create_task(system.offer("a", Do(n=4), 60.0))
+        await passes(2)
+        offers = system._hub.cells["a"].mailbox.offers
+        assert offers is not None
+        # As its timer does, in the pass in which room for both comes: it looks before the first.
+        asyncio.get_running_loop().call_soon(offers[1].set_result, None)
+        await withdraw(system, queued)
+        await asyncio.gather(first, second)
+        actor.gate.set()
+    assert actor.seen == [0, 3, 4]
+
+
 async def test_who_was_let_in_keeps_its_turn_from_an_offer_that_there_is_room_for_too() -> None:
     async with filled_by_asks(2) as (system, actor, queued):
         first = asyncio.create_task(system.offer("a", Do(n=3)))
