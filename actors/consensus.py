@@ -3,10 +3,11 @@
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from ..messages.budget import Budget
-from ..messages.failure import Code, HostWeightsError, Stage, error
+from ..messages.failure import Code, Failure, HostWeightsError, Stage, error
 
 _OWN_END: Final = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED})
 """A call's own end, which tells the others nothing."""
@@ -17,9 +18,9 @@ class Agreement:
     """One load of one model on all of ``ranks``, tensor parallel ones with an artifact each. Safe from any thread.
 
     Every rank says once whether it has its artifact, and which ``model`` it loads by name, None where it gave none. The
-    others are waited for no longer than ``join_s``, nor than the budget lasts; a rank whose budget ended may say it
-    again. ``conceded`` is set by whoever says, for a load that has ended, that there is nothing to bind. The ranks are
-    not met before the agreement ``before`` is over, since others meet them in that order too.
+    others are waited for no longer than ``join_s``, nor than the budget lasts; a rank whose budget ended before they
+    came may say it again. ``conceded`` is set by whoever says, for a load that has ended, that there is nothing to
+    bind. The ranks are not met before the agreement ``before`` is over, since others meet them in that order too.
     """
 
     def __init__(self, ranks: tuple[int, ...], join_s: float, before: "Agreement | None" = None) -> None:
@@ -31,13 +32,13 @@ class Agreement:
         self._until_s: float | None = None
         self._lock = threading.Lock()
         self._missing: tuple[int, ...] | None = None
-        self._failure: HostWeightsError | None = None
+        self._failure: Failure | None = None  # not the error, whose frames would keep the model
 
     @property
     def over(self) -> bool:
         """Whether the ranks know of each other, or will not by this one."""
-        ended = self._ended and (self._before is None or self._before.over)
-        return ended or self._missing is not None or self._failure is not None
+        settled = self._ended or self._missing is not None or self._failure is not None
+        return settled and (self._before is None or self._before.over)
 
     def end(self) -> None:
         """Nobody will say any more what this rank has."""
@@ -73,17 +74,21 @@ class Agreement:
         """The ranks that have none; the first call asks them."""
         with self._lock:
             if self._failure is not None:
-                raise HostWeightsError(self._failure.failure)
+                raise HostWeightsError(self._failure)
             if self._missing is None:
+                met = threading.Event()
                 try:
-                    self._missing = self._ask(model, has, budget)
+                    self._missing = self._ask(model, has, budget, met.set)
                 except HostWeightsError as failed:
                     if failed.code not in _OWN_END:
-                        self._failure = failed
+                        self._failure = failed.failure
+                    elif met.is_set():  # for the others it was this one: to say it again would answer their next
+                        text = f"a load ended while the ranks {list(self._ranks)} agreed on it; load it again on all"
+                        self._failure = error(Stage.TRANSPORT, Code.GROUP_BROKEN, text).failure
                     raise
             return self._missing
 
-    def _ask(self, model: str | None, has: bool, budget: Budget) -> tuple[int, ...]:
+    def _ask(self, model: str | None, has: bool, budget: Budget, met: Callable[[], None]) -> tuple[int, ...]:
         from ..dlo.gather.ranks import DEADLINE_S, RankGroup  # streaming's code, and most loads are of one rank
 
         now_s = time.monotonic()
@@ -91,7 +96,7 @@ class Agreement:
             self._until_s = now_s + self._join_s
         self._wait_turn(self._until_s, budget)
         left_s, deadline_s = max(self._until_s - time.monotonic(), 0.0), min(self._join_s, DEADLINE_S)
-        group = RankGroup.join(self._ranks, name="load", deadline_s=deadline_s, join_s=left_s, budget=budget)
+        group = RankGroup.join(self._ranks, name="load", deadline_s=deadline_s, join_s=left_s, budget=budget, met=met)
         try:
             row = [has, _number(model)]
             answers = group.exchange(row, "agreeing on a hit or a fallback", deadline_s, budget)

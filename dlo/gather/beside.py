@@ -34,7 +34,10 @@ def beside(call: Callable[[], T], budget: Budget | None, until_s: float = inf, l
             budget.check()
         if time.monotonic() > until_s and thread.is_alive():
             raise TimeoutError(late)
-    (result,) = found
-    if isinstance(result, Exception):
+    result = found.pop()
+    if not isinstance(result, Exception):
+        return result
+    try:
         raise result
-    return result
+    finally:
+        del result  # its frames hold this one, and what the call held

@@ -31,6 +31,7 @@ class _Round:
         self.ends: list[Event] = []
         self.agreed: Event | None = None
         self.block_s: float | None = None
+        self.failed = False
 
 
 class Rounds:
@@ -75,14 +76,15 @@ class Rounds:
             self._round.ends.append(end)
 
     def failed(self) -> None:
-        """A block that was wanted may not have come: then this rank's forward ends before its round does.
+        """Something failed, and this rank's forward may end before its round does.
 
-        The others, who would wait for the round's times before they gather, are told now.
+        The others, who would wait for the round's times before they gather, are told now, unless all are apart already.
         """
-        now = self._round
-        if now.mode is Mode.LOCAL and not self._apart and not all(_came(end) for end in now.ends):
-            self._send(now)
-            self._part()
+        if self._round.mode is not Mode.LOCAL or self._apart or (self._last is not None and self._parted(self._last)):
+            return
+        self._round.failed = True
+        self._send(self._round)
+        self._part()
 
     def info(self) -> GatheringInfo:
         """What was measured and decided."""
@@ -137,7 +139,7 @@ class Rounds:
 
     def _agree(self, done: _Round) -> None:
         """The slowest rank's time is everybody's."""
-        came = all(_came(event) for event in done.ends)
+        came = not done.failed and all(_came(event) for event in done.ends)
         if came:
             measured_s = self._measure(done.ends) if done.steady else None
         else:
@@ -192,7 +194,7 @@ class ChoosingTransfer:
         self._now.expect(blocks)
 
     def forget(self) -> None:
-        """Both prepare anew; a wanted block that did not come is told of."""
+        """Both prepare anew, and other ranks are told."""
         self._rounds.failed()
         self._gathered.forget()
         self._whole.forget()

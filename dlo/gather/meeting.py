@@ -36,19 +36,28 @@ def meet(
 
     The first says who meets, once every other rank has left a mark that it has not met yet; a rank that gives up takes
     its mark away. So the number of earlier tries, which may differ among the ranks, does not matter. Raises
-    TimeoutError with who is missing, and what ``budget`` raises.
+    TimeoutError with who is missing, and what ``budget`` raises unless they met in that moment.
 
     No call of a store ends within a given time, and the process that serves it may be stopped: they are made beside.
     """
     until_s = time.monotonic() + limit_s
     wait = _Wait(until_s)
     place = c10d.PrefixStore(key, store)
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            found.append(_meet(place, key, ranks, rank, wait))
+        finally:
+            wait.over()
+
     try:
-        meeting = beside(lambda: _meet(place, key, ranks, rank, wait), budget, until_s + GRACE_S, _SILENT)
+        beside(work, budget, until_s + GRACE_S, _SILENT)
     except HostWeightsError:  # the budget's
         wait.leave()
-        raise
-    return c10d.PrefixStore(meeting, place)
+        if not found:
+            raise
+    return c10d.PrefixStore(found[0], place)
 
 
 class _Wait:
@@ -75,15 +84,12 @@ class _Wait:
 
 
 def _meet(place: "c10d.Store", key: str, ranks: Sequence[int], rank: int, wait: _Wait) -> str:
+    while not _MEETING[key].acquire(blocking=False):
+        wait.once("another attach or load of this process waits there")
     try:
-        while not _MEETING[key].acquire(blocking=False):
-            wait.once("another attach or load of this process waits there")
-        try:
-            return _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
-        finally:
-            _MEETING[key].release()
+        return _lead(place, key, ranks, wait) if rank == 0 else _follow(place, ranks, rank, wait)
     finally:
-        wait.over()
+        _MEETING[key].release()
 
 
 def _lead(place: "c10d.Store", key: str, ranks: Sequence[int], wait: _Wait) -> str:

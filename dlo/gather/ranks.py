@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 import torch
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...messages.budget import Budget
-from ...messages.failure import Code, HostWeightsError, Stage, error
+from ...messages.failure import Code, Failure, HostWeightsError, Stage, error
 from .beside import beside
 from .meeting import meet
 from .presence import Presence, own_presence, why_absent
@@ -25,6 +24,7 @@ JOIN_S: Final = 300.0
 """How long a rank waits at first for the others: they may still be loading."""
 DEADLINE_S: Final = 60.0
 """How far a rank may be behind another afterwards."""
+POLL_S: Final = 1e-3
 
 
 class RankGroup:
@@ -48,7 +48,7 @@ class RankGroup:
         self.deadline_s = deadline_s
         self._group = group
         self._lock = threading.Lock()
-        self._failure: HostWeightsError | None = None
+        self._failure: Failure | None = None  # not the error, whose frames would keep the group's connections
         self._presences: list[Presence] = []
 
     @classmethod
@@ -60,12 +60,14 @@ class RankGroup:
         deadline_s: float = DEADLINE_S,
         join_s: float = JOIN_S,
         budget: Budget | None = None,
+        met: Callable[[], object] = lambda: None,
     ) -> "RankGroup":
         """Meet the others of ``ranks`` (global ranks, the same on all), by the store of the default process group.
 
         A group of one meets nobody. Raises HostWeightsError: invalid_config if torch.distributed is not initialised or
         this process is not among ``ranks``; group_broken if the others do not come within ``join_s``, or are
-        ``deadline_s`` behind when they have; what ``budget`` raises, while it waits for them.
+        ``deadline_s`` behind when they have; what ``budget`` raises, while it waits for them. ``met`` is called once
+        they came: from then on they count on this rank, whatever is raised.
         """
         ranks = tuple(ranks)
         if len(ranks) == 1:
@@ -81,6 +83,7 @@ class RankGroup:
         until_s = time.monotonic() + join_s
         try:
             store = meet(c10d._get_default_store(), key, ranks, rank, join_s, budget)  # noqa: SLF001 - torch lists it not
+            met()
             left_s = within(max(until_s - time.monotonic(), deadline_s), budget)
             limit = timedelta(seconds=left_s)
             group = beside(lambda: c10d.ProcessGroupGloo(store, rank, len(ranks), limit), budget)
@@ -109,11 +112,11 @@ class RankGroup:
         """
         mine = torch.tensor(row, dtype=torch.int64)
         found = torch.empty(self.size * len(row), dtype=torch.int64)
-        if budget is None:
-            self.share(found, mine, what, deadline_s)
-        else:
-            wait = self.begin(found, mine, what, within(self.deadline_s if deadline_s is None else deadline_s, budget))
-            beside(partial(_hold, self._group, wait), budget)
+        limit_s = within(self.deadline_s if deadline_s is None else deadline_s, budget)
+        work = self._launch(found, mine, what, limit_s)
+        if budget is not None and work is not None:
+            self._outlast(work, budget)
+        self._finish(work, what, limit_s)
         values = found.tolist()
         return [tuple(values[i : i + len(row)]) for i in range(0, len(values), len(row))]
 
@@ -125,27 +128,41 @@ class RankGroup:
         self, found: torch.Tensor, mine: torch.Tensor, what: str, deadline_s: float | None = None
     ) -> Callable[[], None]:
         """``share``, in two halves: what is returned waits for the bytes, on any thread, while later ones may begin."""
+        limit_s = self.deadline_s if deadline_s is None else deadline_s
+        work = self._launch(found, mine, what, limit_s)
+        return lambda: self._finish(work, what, limit_s)
+
+    def _launch(self, found: torch.Tensor, mine: torch.Tensor, what: str, limit_s: float) -> "dist.Work | None":
+        """None where one rank waits for nobody."""
         if self.size == 1:
             found.copy_(mine)
-            return _nothing
+            return None
         options = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # torch does not list it
-        limit_s = self.deadline_s if deadline_s is None else deadline_s
         options.timeout = timedelta(seconds=limit_s)
         with self._lock:
             self._require_whole()
             assert self._group is not None
             try:
-                work = self._group.allgather([list(found.chunk(self.size))], [mine], options)
+                return self._group.allgather([list(found.chunk(self.size))], [mine], options)
             except Exception as exc:
                 raise self._lose(_lost(what, self, limit_s, exc)) from exc
 
-        def wait() -> None:
-            try:
+    def _finish(self, work: "dist.Work | None", what: str, limit_s: float) -> None:
+        try:
+            if work is not None:
                 work.wait()
-            except Exception as exc:
-                raise self.lose(_lost(what, self, limit_s, exc)) from exc
+        except Exception as exc:
+            raise self.lose(_lost(what, self, limit_s, exc)) from exc
 
-        return wait
+    def _outlast(self, work: "dist.Work", budget: Budget) -> None:
+        """Return once it is over, or raise the budget's end and leave it behind."""
+        try:
+            while not work.is_completed():
+                budget.wait(POLL_S)
+        except HostWeightsError:
+            left = [self._group, work]
+            threading.Thread(target=_let_go, args=(left, work), name="hostweights-left", daemon=True).start()
+            raise
 
     def lose(self, failure: HostWeightsError) -> HostWeightsError:
         """Break the group for a reason of the caller's: the others notice at their next exchange. Returns the first."""
@@ -177,22 +194,23 @@ class RankGroup:
 
     def _lose(self, failure: HostWeightsError) -> HostWeightsError:
         if self._failure is None:
-            self._failure = failure
+            self._failure = failure.failure
             self._group = None  # closes its connections, which is how the others hear of it
-        return self._failure
+        return HostWeightsError(self._failure)
 
     def _require_whole(self) -> None:
         if self._failure is not None:
-            raise HostWeightsError(self._failure.failure)
+            raise HostWeightsError(self._failure)
 
 
-def _nothing() -> None:
-    """One rank waits for nobody."""
+def _let_go(left: list[object], work: "dist.Work") -> None:
+    """Hold what is left until the work has ended: who lets go of a group last waits for what is under way.
 
-
-def _hold(_: "dist.ProcessGroup | None", wait: Callable[[], None]) -> None:
-    """``wait``, and have the group until then: who lets go of it last waits for what is under way."""
-    wait()
+    Asks again and again: a thread that waits inside torch aborts an interpreter that ends meanwhile.
+    """
+    while not work.is_completed():
+        time.sleep(POLL_S)
+    left.clear()
 
 
 def within(limit_s: float, budget: Budget | None) -> float:

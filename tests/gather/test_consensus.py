@@ -1,10 +1,11 @@
 """C4: ranks that load together bind their leases together, or none does."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from hostweights import Config, ModelRecord, Shard, warm
+from hostweights import Config, HostWeights, ModelRecord, Shard, WeightGroup, warm
 from hostweights.actors.concessions import Concessions
 from hostweights.actors.consensus import Agreement
 from hostweights.actors.resources import ModelEntry
@@ -143,6 +144,31 @@ def test_C4_a_load_that_timed_out_is_made_again_until_the_others_come(tmp_path: 
         [*["deadline_exceeded"] * 4, "local_hit"],
         ["canonical", "local_hit"],
     ]
+
+
+def test_C4_a_load_that_ended_while_the_ranks_agreed_has_had_its_place(tmp_path: Path) -> None:
+    code = "import sys\nfrom wait_kit import serve_torn\nserve_torn(*sys.argv[4:])"
+    with pool(2, code, tmp_path / "store", *published(tmp_path, 3)) as ranks:
+        assert ranks.children[0].line() == "cancelled"
+        ranks.children[1].tell()
+        first, second = (line.split() for line in ranks.lines())
+    assert first == ["cancelled", "local_hit", "local_hit"]
+    assert second[1:] == ["local_hit", "local_hit"]
+
+
+def test_C4_a_load_that_failed_keeps_no_model(tmp_path: Path) -> None:
+    (source,) = published(tmp_path, 1)
+    code = "import sys\nfrom wait_kit import serve_kept\nserve_kept(*sys.argv[4:])"
+    with pool(2, code, tmp_path / "store", source) as ranks:
+        assert ranks.children[0].line() == "group_broken [None]"
+
+
+@pytest.mark.asyncio
+async def test_C4_a_load_of_a_closed_host_tells_nobody(tmp_path: Path) -> None:
+    host = HostWeights(Config(root=str(tmp_path / "store")))
+    with pytest.raises(HostWeightsError, match="not open"):
+        await host.load(Tiny, tmp_path, together=WeightGroup(ranks=(0, 1)))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def told(agreement: Agreement, limit_s: float) -> str:

@@ -125,6 +125,7 @@ class Told(Agreeing):
 
     def slowest(self, seconds: float | None) -> float | None:
         self.rounds += 1
+        self.asked = seconds
         return inf if seconds == inf else 1.0
 
 
@@ -152,6 +153,48 @@ def test_C4_after_a_copy_that_failed_on_one_rank_alone_nothing_is_gathered_and_n
         session = Told()
         assert set(modes_of(session, bad)[bad:]) == {Mode.LOCAL}
         assert session.rounds <= bad + 2
+
+
+def in_a_local_round(session: Session) -> Rounds:
+    """Ranks that have just begun to try whole blocks."""
+    device = open_device("cpu")
+    rounds = Rounds(device, device.stream("gathers"), session, blocks=2)
+    while rounds.mode is not Mode.LOCAL:
+        rounds.next(None)
+        rounds.issued(device.compute_record())
+    return rounds
+
+
+def test_C4_a_failure_of_what_becomes_of_a_whole_block_is_told_as_one_of_its_copy() -> None:
+    session = Told()
+    rounds = in_a_local_round(session)
+    rounds.failed()
+    rounds.settle()
+    assert session.asked == inf
+    assert rounds.info().settled
+
+
+class OtherFailed(Told):
+    """The other rank's copy failed in the round whose times are under way."""
+
+    def slowest(self, seconds: float | None) -> float | None:
+        super().slowest(seconds)
+        return inf
+
+
+def test_C4_who_is_apart_already_by_anothers_failure_says_nothing_of_its_own() -> None:
+    rounds = in_a_local_round(Told())
+    rounds.settle()
+    rounds._session = session = OtherFailed()
+    device = open_device("cpu")
+    for _ in range(3):  # the third block's turn sends the times of the first two
+        rounds.next(None)
+        rounds.issued(device.compute_record())
+    rounds.failed()
+    rounds.settle()
+    assert session.rounds == 1
+    assert rounds.info().settled
+    device.close()
 
 
 class Refusing:

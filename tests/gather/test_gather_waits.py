@@ -1,10 +1,16 @@
 """C4: who waits for other ranks waits no longer than its caller does, and leaves nobody waiting."""
 
+import gc
+import threading
+import weakref
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from hostweights import Config, warm
+from hostweights import Code, Config, HostWeightsError, warm
+from hostweights.dlo.gather.ranks import RankGroup
+from hostweights.hwr.budget import PlainBudget
 from rank_kit import FAULTY_BLOCKS, pool
 from tiny_model import Tiny, make_checkpoint
 
@@ -67,3 +73,46 @@ def test_C4_an_attach_ends_with_its_caller_although_a_rank_stops_after_they_met(
     told = {"timeout": {"deadline_exceeded", "group_broken"}, "cancel": {"cancelled"}, "close": {"actor_stopped"}}
     with pool(2, code, *published, exchanges, end) as ranks:
         assert ranks.children[0].line() in told[end]
+
+
+class Work:
+    """What the other rank has not answered yet; whoever waits inside it aborts an interpreter that ends."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def is_completed(self) -> bool:
+        return self.over
+
+    def wait(self) -> NoReturn:
+        raise AssertionError("inside torch")
+
+
+class Gloo:
+    """A group's end."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def allgather(self, *_: object) -> Work:
+        return self.work
+
+
+def test_C4_what_is_left_behind_holds_the_group_until_it_has_ended_and_waits_outside_of_torch() -> None:
+    work = Work()
+    group = Gloo(work)
+    seen = weakref.ref(group)
+    ranks = RankGroup((0, 1), 0, group, 60.0)  # type: ignore[arg-type]  # what is used of a group
+    del group
+    with pytest.raises(HostWeightsError) as ended:
+        ranks.exchange([0], "waiting", None, PlainBudget(0.01))
+    assert ended.value.code is Code.DEADLINE_EXCEEDED
+    ended.value.__traceback__ = None
+    ranks.close()
+    assert seen() is not None
+    work.over = True
+    for thread in threading.enumerate():
+        if thread.name == "hostweights-left":
+            thread.join()
+    gc.collect()
+    assert seen() is None

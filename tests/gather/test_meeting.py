@@ -1,8 +1,10 @@
 """Ranks that find each other in a store, within the limit, whatever one of them does in between."""
 
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hostweights.dlo.gather import meeting
+from hostweights.dlo.gather.beside import beside
 from hostweights.hwr.budget import PlainBudget
 from hostweights.messages.failure import HostWeightsError
 from rank_kit import pool
@@ -98,3 +101,25 @@ def test_C4_a_store_that_does_not_answer_is_waited_for_no_longer_than_the_limit(
                 thread.join()
     place = c10d.PrefixStore(f"stopped-{rank}", store)
     assert rank == 0 or place.get("here/1") == meeting.GONE.encode()  # it took its mark away in the end
+
+
+class Held:
+    """What a call that fails holds, a group's connections say."""
+
+
+def test_C4_what_a_call_held_that_failed_is_let_go_without_the_collector() -> None:
+    seen: list[weakref.ref[Held]] = []
+
+    def call() -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        raise OSError("it failed")
+
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="it failed") as failed:
+            beside(call, None)
+        del failed
+        assert seen[0]() is None
+    finally:
+        gc.enable()

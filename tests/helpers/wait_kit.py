@@ -1,6 +1,9 @@
 """What ranks run for the tests of waiting: a rank does not come, or stops, and the others end with their callers."""
 
 import asyncio
+import gc
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,12 +13,12 @@ from torch.distributed import distributed_c10d as c10d
 
 from child_kit import say, wait_for_parent
 from dlo_support import library_threads
-from hostweights import Config, HostWeights, Mode, ProductionPolicy, WeightGroup
+from hostweights import Config, HostWeights, LoadedModel, Mode, ProductionPolicy, WeightGroup
 from hostweights.actors.kernel.blocking import in_own_thread
 from hostweights.dlo.gather.ranks import RankGroup
 from hostweights.messages.failure import HostWeightsError
 from rank_kit import FAULTY_BLOCKS, stop_me
-from tiny_model import factory
+from tiny_model import Tiny, factory
 
 
 async def _ended(host: HostWeights, waiting: "asyncio.Task[object]", end: str) -> str:
@@ -70,10 +73,10 @@ def serve_waits(root: str, source: str, what: str) -> None:
 
 def _tell(reach: Callable[[], object], exchanges: int) -> None:
     """Call ``reach`` before the exchange after so many, or before ranks connect for a negative number."""
-    left, exchange, connect = iter(range(exchanges)), RankGroup.exchange, c10d.ProcessGroupGloo
+    begun, exchange, connect = itertools.count(), RankGroup.exchange, c10d.ProcessGroupGloo
 
     def exchanging(self: RankGroup, row: Sequence[int], *how: object) -> list[tuple[int, ...]]:
-        if next(left, None) is None:
+        if next(begun) == exchanges:
             reach()
         return exchange(self, row, *how)  # type: ignore[arg-type]  # as it was called
 
@@ -161,3 +164,54 @@ def serve_order(root: str, *sources: str) -> None:
             return [*ended, *await loading]
 
     say(" ".join(asyncio.run(load_all())))
+
+
+def serve_torn(root: str, *sources: str) -> None:
+    """Load these with the other rank; on rank 0 the first is cancelled after they met, before the other answers."""
+    group = WeightGroup(ranks=tuple(range(dist.get_world_size())), join_s=20.0)
+    policy = ProductionPolicy(publish_after_load=False)
+
+    async def outcome(host: HostWeights, source: str) -> str:
+        loading: asyncio.Task[LoadedModel] = asyncio.create_task(
+            host.load(factory(FAULTY_BLOCKS), source, name=Path(source).parent.name, together=group)
+        )
+        if source == sources[0]:
+            loop = asyncio.get_running_loop()
+            cancel = partial(loop.call_soon_threadsafe, loading.cancel)
+            _tell(cancel if dist.get_rank() == 0 else wait_for_parent, exchanges=1)
+        try:
+            return (await loading).report.outcome.value
+        except HostWeightsError as failed:
+            return failed.code.value
+        except asyncio.CancelledError:
+            say("cancelled")
+            return "cancelled"
+
+    async def load_all() -> list[str]:
+        async with HostWeights(Config(root=root, production=policy)) as host:
+            return [await outcome(host, source) for source in sources]
+
+    say(" ".join(asyncio.run(load_all())))
+
+
+def serve_kept(root: str, source: str) -> None:
+    """Load with ranks that never come; says how that ended, and whether the model is still there while the host is."""
+    made: list[weakref.ref[Tiny]] = []
+
+    def make() -> Tiny:
+        made.append(weakref.ref(model := Tiny(FAULTY_BLOCKS)))
+        return model
+
+    async def load() -> str:
+        group = WeightGroup(ranks=tuple(range(dist.get_world_size())), join_s=0.2)
+        async with HostWeights(Config(root=root, mode=Mode.REQUIRED)) as host:
+            try:
+                await host.load(make, source, name=Path(source).parent.name, together=group)
+            except HostWeightsError as failed:
+                code = failed.code.value
+            gc.collect()
+            return f"{code} {[each() for each in made]}"
+
+    if dist.get_rank() == 0:
+        say(asyncio.run(load()))
+    wait_for_parent()
