@@ -79,11 +79,14 @@ class Rounds:
         """Something failed, and this rank's forward may end before its round does.
 
         The others, who would wait for the round's times before they gather, are told now, unless all are apart already.
+        That their group is broken is no news for this failure's caller: what travels alone goes on.
         """
-        if self._round.mode is not Mode.LOCAL or self._apart or (self._last is not None and self._parted(self._last)):
+        if self._round.mode is not Mode.LOCAL or self._apart:
             return
-        self._round.failed = True
-        self._send(self._round)
+        self.settle()
+        if self._last is None or self._last.block_s != inf:
+            self._round.failed = True
+            self._send(self._round)
         self._part()
 
     def info(self) -> GatheringInfo:

@@ -197,6 +197,29 @@ def test_C4_who_is_apart_already_by_anothers_failure_says_nothing_of_its_own() -
     device.close()
 
 
+class Lost(Told):
+    """The other rank ended."""
+
+    def slowest(self, seconds: float | None) -> float | None:
+        super().slowest(seconds)
+        raise OSError("the other rank was lost")
+
+
+def test_C4_a_failure_is_not_replaced_by_one_of_telling_it() -> None:
+    rounds = in_a_local_round(Told())
+    rounds.settle()
+    rounds._session = session = Lost()
+    device = open_device("cpu")
+    for _ in range(3):
+        rounds.next(None)
+        rounds.issued(device.compute_record())
+    rounds.failed()
+    rounds.settle()
+    assert session.rounds
+    assert rounds.info().settled
+    device.close()
+
+
 class Refusing:
     """A transfer that can issue nothing."""
 
