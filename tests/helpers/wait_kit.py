@@ -176,9 +176,8 @@ def serve_torn(root: str, *sources: str) -> None:
             host.load(factory(FAULTY_BLOCKS), source, name=Path(source).parent.name, together=group)
         )
         if source == sources[0]:
-            loop = asyncio.get_running_loop()
-            cancel = partial(loop.call_soon_threadsafe, loading.cancel)
-            _tell(cancel if dist.get_rank() == 0 else wait_for_parent, exchanges=1)
+            loop, cancels = asyncio.get_running_loop(), dist.get_rank() == 0
+            _tell((lambda: loop.call_soon_threadsafe(loading.cancel)) if cancels else wait_for_parent, exchanges=1)
         try:
             return (await loading).report.outcome.value
         except HostWeightsError as failed:
@@ -208,9 +207,11 @@ def serve_kept(root: str, source: str) -> None:
             try:
                 await host.load(make, source, name=Path(source).parent.name, together=group)
             except HostWeightsError as failed:
-                code = failed.code.value
+                said = failed.code.value
+            else:
+                said = "loaded"
             gc.collect()
-            return f"{code} {[each() for each in made]}"
+            return f"{said} {[each() for each in made]}"
 
     if dist.get_rank() == 0:
         say(asyncio.run(load()))
