@@ -47,6 +47,19 @@ class Held:
             await asyncio.sleep(0)
 
 
+def held_attach(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """From now on an attach waits on its thread once the model streams."""
+    attached, attach = Held(), LocalDevices.attach
+
+    def slow_attach(port: LocalDevices, effect: AttachModel, budget: Budget) -> Attached:
+        reply = attach(port, effect, budget)
+        attached.wait()
+        return reply
+
+    monkeypatch.setattr(LocalDevices, "attach", slow_attach)
+    return attached
+
+
 async def test_D1_a_cancelled_load_gives_its_lease_back_past_a_full_mailbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,12 +253,7 @@ async def test_D1_an_attach_whose_undo_meets_transient_faults_is_undone_before_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool, faults: int
 ) -> None:
     source = make_checkpoint(tmp_path)
-    attached, attach, close = Held(), LocalDevices.attach, CpuDevice.close
-
-    def slow_attach(port: LocalDevices, effect: AttachModel, budget: Budget) -> Attached:
-        reply = attach(port, effect, budget)
-        attached.wait()
-        return reply
+    close = CpuDevice.close
 
     left = iter(range(faults))
 
@@ -257,7 +265,7 @@ async def test_D1_an_attach_whose_undo_meets_transient_faults_is_undone_before_i
     production = ProductionPolicy(publish_after_load=False)
     async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
         model = await host.load(factory(), source)
-        monkeypatch.setattr(LocalDevices, "attach", slow_attach)
+        attached = held_attach(monkeypatch)
         monkeypatch.setattr(CpuDevice, "close", fail_first)
         attaching = asyncio.create_task(host.attach(model))
         await attached.reached()
@@ -414,12 +422,7 @@ async def test_D1_what_is_short_is_not_refused_because_others_took_long(tmp_path
 async def test_D1_an_attach_that_cannot_be_undone_says_how_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source, attached, attach = make_checkpoint(tmp_path), Held(), LocalDevices.attach
-
-    def slow_attach(port: LocalDevices, effect: AttachModel, budget: Budget) -> Attached:
-        reply = attach(port, effect, budget)
-        attached.wait()
-        return reply
+    source = make_checkpoint(tmp_path)
 
     def refuse(_: LocalDevices, effect: DetachModel) -> Detached:
         raise error(Stage.TRANSPORT, Code.UNREGISTER_FAILED, f"{effect.attachment_id} is still read")
@@ -428,7 +431,7 @@ async def test_D1_an_attach_that_cannot_be_undone_says_how_it_ends(
     async with HostWeights(Config(root=str(tmp_path / "store"), production=production)) as host:
         model = await host.load(factory(), source)
         with monkeypatch.context() as broken:
-            broken.setattr(LocalDevices, "attach", slow_attach)
+            attached = held_attach(broken)
             broken.setattr(LocalDevices, "detach", refuse)
             attaching = asyncio.create_task(host.attach(model))
             await attached.reached()

@@ -22,7 +22,7 @@ from tiny_model import Tiny, factory
 
 
 async def _ended(host: HostWeights, waiting: "asyncio.Task[object]", end: str) -> str:
-    """How it ends when that comes from outside: by a cancel, by a close, or by its own timeout."""
+    """How it ends: by a cancel, by a close, or by itself; ``none`` where it ends well."""
     if end == "cancel":
         waiting.cancel()
     elif end == "close":
@@ -116,19 +116,11 @@ def serve_conceding(root: str, source: str, end: str) -> None:
         group = WeightGroup(ranks=tuple(range(dist.get_world_size())))
         async with HostWeights(Config(root=root, mode=Mode.REQUIRED)) as host:
             limit_s = 1e-6 if leaves and end == "timeout" else None
-            loading = asyncio.create_task(host.load(factory(FAULTY_BLOCKS), source, together=group, timeout_s=limit_s))
-            if leaves and end == "cancel":
-                await asyncio.sleep(0)  # it has begun
-                loading.cancel()
-            try:
-                await loading
-            except asyncio.CancelledError:
-                code = "cancelled"
-            except HostWeightsError as failed:
-                code = failed.code.value
-            else:
-                code = "loaded"
-            say(code)
+            loading: asyncio.Task[object] = asyncio.create_task(
+                host.load(factory(FAULTY_BLOCKS), source, together=group, timeout_s=limit_s)
+            )
+            await asyncio.sleep(0)  # it has begun
+            say(await _ended(host, loading, end if leaves else "as it does"))
             await in_own_thread("parent", lambda _: wait_for_parent())
 
     asyncio.run(load())
