@@ -120,14 +120,13 @@ class RankGroup:
         values = found.tolist()
         return [tuple(values[i : i + len(row)]) for i in range(0, len(values), len(row))]
 
-    def share(self, found: torch.Tensor, mine: torch.Tensor, what: str, deadline_s: float | None = None) -> None:
-        """Gather everybody's ``mine`` (host memory, equal sizes and dtypes) into ``found``, in the order of ranks."""
-        self.begin(found, mine, what, deadline_s)()
-
     def begin(
         self, found: torch.Tensor, mine: torch.Tensor, what: str, deadline_s: float | None = None
     ) -> Callable[[], None]:
-        """``share``, in two halves: what is returned waits for the bytes, on any thread, while later ones may begin."""
+        """Gather everybody's ``mine`` (host memory, equal sizes and dtypes) into ``found``, in the order of ranks.
+
+        What is returned waits for the bytes, on any thread, while later ones may begin.
+        """
         limit_s = self.deadline_s if deadline_s is None else deadline_s
         work = self._launch(found, mine, what, limit_s)
         return lambda: self._finish(work, what, limit_s)
